@@ -1,0 +1,288 @@
+"""The command line: arguments in, exit code out. No logic of its own; heavy imports wait until a verb needs them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from jobs.verbs import PROGRAM
+
+if TYPE_CHECKING:
+    from jobs.spec import JobSpec
+
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Offline batch inference over Parquet: every row exactly once.",
+)
+
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The job's spec.")]
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: --set model.dtype=float32"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+BackendName = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--backend", help="ray or local, instead of the spec's."),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to stderr.")]
+Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="The job's output folder, or its spec.")]
+
+
+def main() -> None:
+    """Entry point of `jobs`, `candelabra` and `python -m jobs`."""
+    from sharding.errors import CandelabraError
+
+    try:
+        app(standalone_mode=True, prog_name=PROGRAM)
+    except CandelabraError as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(error: Exception) -> None:
+    from jobs.errors import exit_code_of
+
+    code = exit_code_of(error)
+    hint = getattr(error, "hint", None)
+    if "--json" in sys.argv:
+        print(json.dumps({"error": str(error), "hint": hint, "kind": type(error).__name__, "exit_code": int(code)}))
+    print(f"error: {error}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    sys.exit(int(code))
+
+
+def _log(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.ERROR,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+
+
+def _load(spec: Path, overrides: list[str] | None, backend: str | None = None) -> JobSpec:
+    from jobs.spec import load_spec
+
+    chosen = list(overrides or [])
+    if backend is not None:
+        chosen.append(f"backend={backend}")
+    return load_spec(spec, chosen)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2, default=str))
+
+
+@app.command()
+def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check a spec, and print it with every default filled in. Looks at no data."""
+    job = _load(spec, overrides)
+    if as_json:
+        _print_json(job.model_dump(mode="json"))
+    else:
+        import yaml
+
+        print(yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True), end="")
+
+
+@app.command()
+def plan(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show files, rows, shards, tokens, expected time and every hazard in sight. Starts and writes nothing."""
+    from jobs.preview import preview_job
+    from jobs.render import render_preview
+
+    preview = preview_job(_load(spec, overrides))
+    if as_json:
+        _print_json(preview.to_dict())
+    else:
+        render_preview(preview)
+
+
+@app.command()
+def submit(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    backend: BackendName = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a job to its end. The same spec on the same output goes on where an earlier run stopped."""
+    _run(_load(spec, overrides, backend), as_json=as_json, verbose=verbose)
+
+
+@app.command()
+def resume(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    backend: BackendName = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """As submit, but only if the output already holds a plan."""
+    from sharding.plan_file import read_plan
+
+    from sharding.errors import NotFoundError
+    from sharding.storage import open_storage
+
+    job = _load(spec, overrides, backend)
+    if read_plan(open_storage(job.output.path)) is None:
+        raise NotFoundError(
+            f"there is no job to resume at: `{job.output.path}`", hint=f"`{PROGRAM} submit {spec}` starts it"
+        )
+    _run(job, as_json=as_json, verbose=verbose)
+
+
+@app.command("retry-failed")
+def retry_failed(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    backend: BackendName = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compute again the rows that have an error, and the shards that failed; all other rows stay as they are."""
+    _run(_load(spec, overrides, backend), as_json=as_json, verbose=verbose, retry=True)
+
+
+def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) -> None:
+    _log(verbose)
+    from jobs.driver import run_job
+    from jobs.render import progress_display, render_report
+
+    with progress_display(enabled=not as_json) as listener:
+        report = run_job(spec, retry_failed=retry, on_progress=listener)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        render_report(report)
+    sys.exit(report.exit_code)
+
+
+@app.command()
+def status(output: Output, as_json: Json = False) -> None:
+    """How far a job is, from its files alone: needs no cluster."""
+    from jobs.render import render_status
+    from jobs.status import job_status
+
+    found = job_status(_output_of(output))
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        render_status(found)
+
+
+@app.command()
+def report(output: Output, as_json: Json = False) -> None:
+    """What became of a job: rows, errors by kind, shards that failed, files."""
+    from jobs.render import render_report
+    from jobs.status import job_report
+
+    found = job_report(_output_of(output))
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        render_report(found)
+
+
+@app.command("list")
+def list_jobs(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where outputs lie.")] = ".", as_json: Json = False
+) -> None:
+    """The jobs whose outputs lie in a folder."""
+    from jobs.render import render_list
+    from jobs.status import find_jobs
+
+    found = find_jobs(folder)
+    if as_json:
+        _print_json([item.to_dict() for item in found])
+    else:
+        render_list(found)
+
+
+@app.command()
+def gc(output: Output, as_json: Json = False) -> None:
+    """Remove what dead drivers and workers left behind; never a row. Refused while a driver works."""
+    from jobs.status import collect_garbage
+
+    removed = collect_garbage(_output_of(output))
+    if as_json:
+        _print_json(removed)
+    else:
+        print(f"removed {len(removed)} files")
+
+
+@app.command()
+def schema(
+    spec: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(metavar="[SPEC.yaml]", help="With a spec: the schema of its output."),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Every field of a spec as JSON Schema; with a spec, the Arrow schema of its output."""
+    if spec is None:
+        from jobs.spec import JobSpec
+
+        _print_json(JobSpec.model_json_schema())
+        return
+    from jobs.prepare import prepare_job
+
+    print(prepare_job(_load(spec, overrides)).plan.output_schema.to_string(show_schema_metadata=False))
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Model folder with pytorch_model.bin.")],
+    target: Annotated[Path, typer.Argument(metavar="NEW_FOLDER", help="Where the safetensors folder goes.")],
+    as_json: Json = False,
+) -> None:
+    """Make a safetensors folder of one with PyTorch weights. The pickle is read, never executed."""
+    from workers.model.convert import convert_model
+
+    written = convert_model(source, target)
+    if as_json:
+        _print_json(written)
+    else:
+        print(f"wrote {target}: {written['tensors']} tensors, {written['bytes']} bytes")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What this machine and this build offer, and what is wrong, in words that can be acted on."""
+    from jobs.doctor import examine
+    from jobs.render import render_findings
+
+    findings = examine()
+    if as_json:
+        _print_json([{"area": f.area, "status": f.status, "what": f.what, "hint": f.hint} for f in findings])
+    else:
+        render_findings(findings)
+    sys.exit(5 if any(finding.status == "problem" for finding in findings) else 0)
+
+
+@app.command("shell-init")
+def shell_init(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -> None:
+    """A shell function that makes `jobs submit ...` reach this program and leaves the builtin `jobs` alone."""
+    from jobs.shell import own_program, shell_function
+
+    print(shell_function(shell, own_program()), end="")
+
+
+def _output_of(argument: str) -> str:
+    """An output folder as it is; of a spec, its output."""
+    if argument.endswith((".yaml", ".yml")):
+        from jobs.spec import load_spec
+
+        return load_spec(argument).output.path
+    return argument

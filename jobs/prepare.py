@@ -1,0 +1,218 @@
+"""Before anything starts: what spec, sources and model files say becomes a plan and the workers' settings.
+
+Every `auto` is decided here, and everything that can be found wrong without computing is found here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs.spec import JobSpec
+from sharding.errors import InputError
+from sharding.plan import ShardPlan, make_plan, plan_shards
+from sharding.source import SourceListing, list_sources
+from sharding.storage import Storage, is_inside, open_storage
+from workers.config import DeviceKind, ModelConfig, TaskConfig, WorkerConfig
+from workers.engine.base import EngineInfo
+from workers.engine.fake import is_fake
+from workers.engine.load import inspect_model
+from workers.model.resolve import ModelLocation, resolve_model
+from workers.results import FACT_FIELDS, result_fields
+from workers.template import TextTemplate, is_text_type, parse_template
+
+_log = logging.getLogger(__name__)
+_BUDGET_TOKENS = 8192
+_MAIN_COLUMNS = {"embed": "embedding", "classify": "label", "rerank": "score"}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job that could start: nothing about it is left to decide."""
+
+    spec: JobSpec
+    output: Storage
+    listing: SourceListing
+    model: ModelLocation
+    info: EngineInfo
+    plan: ShardPlan
+    worker_config: WorkerConfig
+
+
+def prepare_job(spec: JobSpec) -> PreparedJob:
+    """Make the plan of a job.
+
+    Raises:
+        InputError: Columns, templates, model or output do not fit together.
+        NotFoundError: An input or the model is not there.
+        InfrastructureError: The device asked for is not there.
+    """
+    output = open_storage(spec.output.path)
+    listing = list_sources(spec.input.path)
+    _check_output_apart(spec, listing, output)
+    templates = _check_templates(spec, listing.schema)
+    model = _resolve(spec)
+    info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling)
+    task, notes = _decide_task(spec, model, info)
+    width = min(task.dimensions or info.width, info.width)
+    output_schema, columns, results = _output_schema(spec, listing.schema, width)
+    shards = plan_shards(listing.files, target_rows=spec.sharding.target_rows, target_bytes=spec.sharding.target_bytes)
+    model_config = ModelConfig(model.source, model.revision, model.digest, info.dtype, device=_device(spec))
+    plan = make_plan(
+        job=spec.name,
+        identity=_identity(spec, task, model_config, output_schema),
+        input_schema=listing.schema,
+        output_schema=output_schema,
+        files=listing.files,
+        shards=shards,
+        notes=notes,
+    )
+    budget = _BUDGET_TOKENS if spec.batch.budget_tokens == "auto" else spec.batch.budget_tokens
+    worker_config = WorkerConfig(
+        task=task,
+        model=model_config,
+        output_uri=output.uri,
+        columns=columns,
+        output_schema=output_schema,
+        result_columns=results,
+        threads=None,
+        budget_tokens=budget,
+    )
+    for template in templates:
+        _log.debug("text is made of %s", template.columns)
+    return PreparedJob(spec, output, listing, model, info, plan, worker_config)
+
+
+def _check_output_apart(spec: JobSpec, listing: SourceListing, output: Storage) -> None:
+    inside = next((file.path for file in listing.files if is_inside(file.path, output.uri)), None)
+    if inside is not None:
+        raise InputError(
+            f"output.path holds an input file, `{inside}`, and may not: `{spec.output.path}`",
+            hint="write to a folder of its own",
+        )
+    for path in spec.input.path:
+        if not any(sign in path for sign in "*?[") and is_inside(output.uri, path):
+            raise InputError(
+                f"output.path lies inside the input folder `{path}`: `{spec.output.path}`",
+                hint="write to a folder of its own: the next run would read this one's results",
+            )
+
+
+def _check_templates(spec: JobSpec, schema: pa.Schema) -> list[TextTemplate]:
+    templates = []
+    for key, text in (("task.query", spec.task.query), ("task.text", spec.task.text)):
+        if text is None:
+            continue
+        template = parse_template(text)
+        for name in template.columns:
+            if name not in schema.names:
+                raise InputError(
+                    f"{key} names a column that the input does not have: `{name}`",
+                    hint=f"the input has: {', '.join(schema.names)}",
+                )
+            kind = schema.field(name).type
+            if not is_text_type(kind, in_template=len(template.columns) > 1 or template.literals != ("", "")):
+                raise InputError(f"{key} names column `{name}`, which holds no text: `{kind}`")
+        templates.append(template)
+    for name in spec.input.columns or ():
+        if name not in schema.names:
+            raise InputError(
+                f"input.columns names a column that the input does not have: `{name}`",
+                hint=f"the input has: {', '.join(schema.names)}",
+            )
+    return templates
+
+
+def _resolve(spec: JobSpec) -> ModelLocation:
+    if is_fake(spec.model.source):
+        return ModelLocation(Path(), spec.model.source, None, spec.model.source)
+    return resolve_model(spec.model.source, spec.model.revision)
+
+
+def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple[TaskConfig, list[str]]:
+    asked = spec.task
+    pooling = info.pooling if asked.kind == "embed" else None
+    if asked.kind == "embed" and pooling is None:
+        raise InputError(
+            f"the model's files do not say how tokens become one vector: `{model.source}`",
+            hint="set task.pooling to what the model was trained with: cls, mean, last, ...",
+        )
+    if asked.dimensions is not None and asked.dimensions > info.width:
+        raise InputError(f"task.dimensions is more than the model's {info.width} values: `{asked.dimensions}`")
+    requested = None if asked.max_tokens == "auto" else asked.max_tokens
+    if is_fake(model.source):
+        prompt = "" if asked.prompt in ("auto", "none") else asked.prompt
+        max_tokens, notes = min(requested or info.max_positions, info.max_positions), []
+    else:
+        from workers.model.files import read_model_files
+        from workers.model.prompts import choose_prompt
+
+        files = read_model_files(model.path)
+        limit = files.limit_tokens(requested)
+        choice = choose_prompt(files, asked.prompt)
+        prompt, max_tokens = choice.text, min(limit.max_tokens, info.max_positions)
+        notes = [f"max_tokens {max_tokens}: {limit.rule}", f"prompt {prompt!r}: {choice.rule}"]
+    for note in notes:
+        _log.info("%s", note)
+    task = TaskConfig(
+        kind=asked.kind,
+        text=asked.text,
+        query=asked.query,
+        activation=asked.activation,
+        prompt=prompt,
+        include_prompt=info.include_prompt,
+        pooling=pooling,
+        normalize=info.normalize if asked.normalize == "auto" else asked.normalize,
+        dimensions=asked.dimensions,
+        max_tokens=max_tokens,
+        truncate=asked.truncate,
+    )
+    return task, notes
+
+
+def _output_schema(spec: JobSpec, schema: pa.Schema, width: int) -> tuple[pa.Schema, tuple[str, ...], tuple[str, ...]]:
+    """The schema of every part, the columns passed through, and the result columns."""
+    column = _MAIN_COLUMNS[spec.task.kind] if spec.output.column == "auto" else spec.output.column
+    results = [*result_fields(spec.task.kind, column, width), *FACT_FIELDS]
+    names = [field.name for field in results]
+    if len(set(names)) < len(names):
+        raise InputError(f"output.column has the name of another result column: `{column}`")
+    passed = list(spec.input.columns) if spec.input.columns is not None else schema.names
+    clashes = [name for name in passed if name in names]
+    if clashes and spec.output.on_conflict == "error":
+        raise InputError(
+            f"the input already has a column with a result's name: `{', '.join(clashes)}`",
+            hint="set output.column, leave the column out of input.columns, or set output.on_conflict: overwrite",
+        )
+    columns = tuple(name for name in passed if name not in names)
+    fields = [schema.field(name) for name in columns] + results
+    return pa.schema(fields, metadata=_without_pandas(schema.metadata)), columns, tuple(names)
+
+
+def _without_pandas(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] | None:
+    """Schema metadata less pandas' own, which describes columns by position and would no longer be true."""
+    return {key: value for key, value in metadata.items() if key != b"pandas"} if metadata else None
+
+
+def _device(spec: JobSpec) -> DeviceKind:
+    return "cpu" if spec.model.device == "auto" else spec.model.device
+
+
+def _identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: pa.Schema) -> dict[str, str]:
+    """Every setting that decides the output's bytes, as text; a resumed job must agree with all of them."""
+    fields = {f"task.{name}": getattr(task, name) for name in task.__dataclass_fields__}
+    fields |= {
+        "model.revision": model.revision,
+        "model.digest": model.digest,
+        "model.dtype": model.dtype,
+        "output.schema": schema.to_string(show_field_metadata=False, show_schema_metadata=False),
+        "output.on_conflict": spec.output.on_conflict,
+        "sharding.target_rows": spec.sharding.target_rows,
+        "sharding.target_bytes": spec.sharding.target_bytes,
+        "candelabra": importlib.metadata.version("candelabra"),
+    }
+    return {name: str(value) for name, value in fields.items()}

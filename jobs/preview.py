@@ -1,0 +1,212 @@
+"""`plan`: what a job would do, before it does it: sizes, a token histogram from a sample, time, memory, hazards.
+
+Reads footers and a small sample of rows, tokenises it, and runs the engine on a few batches to learn its pace.
+Starts no worker and writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sharding.plan_file import read_plan
+
+from jobs.prepare import PreparedJob, prepare_job
+from jobs.spec import JobSpec
+from workers.batch import batch_tokens, row_lengths
+from workers.config import AssignedPiece
+from workers.engine.load import load_engine
+from workers.limits import available_threads
+from workers.read import read_rows
+from workers.template import parse_template
+from workers.worker import load_tokenizer
+
+_SAMPLE_ROWS = 2000
+_SAMPLE_FILES = 8
+_TIMED_TOKENS = 16_384
+_HISTOGRAM_BOUNDS = (16, 32, 64, 128, 256, 512, 1024, 4096)
+_PROCESS_BYTES = 200 << 20
+_FACT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class JobPreview:
+    """A job before it runs. Times and sizes are estimates from the sample.
+
+    Attributes:
+        token_histogram: Upper bound of each bin in tokens (as text; `more` for the last), and rows of the sample in it.
+        tokens_per_s: Pace of one replica on this machine, in tokens.
+        estimated_s: One replica's time for all rows.
+    """
+
+    job: str
+    output: str
+    files: int
+    rows: int
+    input_bytes: int
+    shards: int
+    columns: tuple[str, ...]
+    model: str
+    revision: str | None
+    architecture: str
+    dtype: str
+    notes: tuple[str, ...]
+    sampled_rows: int
+    token_histogram: dict[str, int]
+    mean_tokens: float
+    truncated_share: float
+    null_share: float
+    tokens_per_s: float
+    estimated_s: float
+    output_bytes: int
+    replica_memory_bytes: int
+    hazards: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `--json` shows it."""
+        return asdict(self)
+
+
+def preview_job(spec: JobSpec) -> JobPreview:
+    """Plan a job and look at a sample of it.
+
+    Raises:
+        StopJob: As `jobs.prepare.prepare_job`.
+    """
+    prepared = prepare_job(spec)
+    plan, config, info = prepared.plan, prepared.worker_config, prepared.info
+    sample = _sample(prepared)
+    lengths = sample.lengths
+    mean = float(lengths.mean()) if len(lengths) else 0.0
+    pace = _pace(prepared, sample) if len(lengths) else 0.0
+    width = config.task.dimensions or info.width
+    per_row = 4 * width if config.task.kind == "embed" else _FACT_BYTES
+    return JobPreview(
+        job=plan.job,
+        output=prepared.output.uri,
+        files=len(plan.files),
+        rows=plan.rows,
+        input_bytes=sum(file.size_bytes for file in plan.files),
+        shards=len(plan.shards),
+        columns=tuple(config.output_schema.names),
+        model=prepared.model.source,
+        revision=prepared.model.revision,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        notes=plan.notes,
+        sampled_rows=sample.rows,
+        token_histogram=_histogram(lengths),
+        mean_tokens=round(mean, 1),
+        truncated_share=_share(sample.truncated, sample.rows),
+        null_share=_share(sample.nulls, sample.rows),
+        tokens_per_s=round(pace, 1),
+        estimated_s=round(plan.rows * mean / pace, 1) if pace else 0.0,
+        output_bytes=plan.rows * (per_row + _FACT_BYTES) + sum(file.size_bytes for file in plan.files),
+        replica_memory_bytes=_PROCESS_BYTES + info.weight_bytes + config.budget_tokens * info.hidden_size * 4,
+        hazards=tuple(_hazards(prepared, sample)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    rows: int
+    nulls: int
+    truncated: int
+    ids: NDArray[np.uint32]
+    offsets: NDArray[np.uint32]
+    type_ids: NDArray[np.uint32] | None
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row that has any."""
+        lengths = row_lengths(self.offsets)
+        return lengths[lengths > 0]
+
+
+def _sample(prepared: PreparedJob) -> _Sample:
+    """The first rows of a few shards, spread over the job."""
+    plan, task = prepared.plan, prepared.worker_config.task
+    chosen = sorted({len(plan.shards) * i // _SAMPLE_FILES for i in range(_SAMPLE_FILES)} if plan.shards else set())
+    templates = [parse_template(text) for text in (task.query, task.text) if text is not None]
+    columns = list(dict.fromkeys(name for template in templates for name in template.columns))
+    texts: list[list[str | None]] = [[] for _ in templates]
+    for shard in chosen:
+        wanted = _SAMPLE_ROWS // len(chosen)
+        pieces = [
+            AssignedPiece(plan.files[piece.file].path, plan.files[piece.file].version, piece.start, piece.stop)
+            for piece in plan.shards[shard].pieces[:1]
+        ]
+        for batch in read_rows(pieces, columns):
+            rows = batch.rows.slice(0, wanted)
+            for column, template in zip(texts, templates, strict=True):
+                column += template.render(rows).to_pylist()
+            wanted -= rows.num_rows
+            if wanted <= 0:
+                break
+    tokenizer = load_tokenizer(prepared.model.source, prepared.model.path, task)
+    tokens = tokenizer.tokenize(texts[0]) if len(texts) == 1 else tokenizer.tokenize_pairs(texts[0], texts[1])
+    nulls = sum(any(text is None for text in row) for row in zip(*texts, strict=True))
+    return _Sample(len(texts[0]), nulls, int(tokens.truncated.sum()), tokens.ids, tokens.offsets, tokens.type_ids)
+
+
+def _pace(prepared: PreparedJob, sample: _Sample) -> float:
+    config, model = prepared.worker_config, prepared.model
+    engine = load_engine(
+        model.source, model.path, config.task, device=config.model.device, dtype=config.model.dtype, threads=None
+    )
+    rows = np.flatnonzero(row_lengths(sample.offsets))
+    batches = list(
+        batch_tokens(
+            sample.ids, sample.offsets, rows, budget_tokens=config.budget_tokens // 2, type_ids=sample.type_ids
+        )
+    )
+    step = max(1, len(batches) * config.budget_tokens // 2 // _TIMED_TOKENS)
+    chosen = batches[step // 2 :: step]
+    engine.forward(chosen[-1])
+    started = time.perf_counter()
+    tokens = 0
+    for batch in chosen:
+        engine.forward(batch)
+        tokens += len(batch.ids)
+    return tokens / (time.perf_counter() - started)
+
+
+def _histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
+    bins = np.searchsorted(np.array(_HISTOGRAM_BOUNDS), lengths, side="left")
+    counts = np.bincount(bins, minlength=len(_HISTOGRAM_BOUNDS) + 1)
+    names = [*map(str, _HISTOGRAM_BOUNDS), "more"]
+    return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def _hazards(prepared: PreparedJob, sample: _Sample) -> list[str]:
+    spec, plan = prepared.spec, prepared.plan
+    found = []
+    if plan.rows == 0:
+        found.append("the input has no rows: the output will be one empty part with the full schema")
+    if sample.nulls:
+        share = _share(sample.nulls, sample.rows)
+        found.append(f"{share:.1%} of the sampled rows have a null text: they become row errors")
+        if share > spec.errors.max_row_error_rate:
+            found.append(
+                f"that is above errors.max_row_error_rate {spec.errors.max_row_error_rate}: the job would exit 1"
+            )
+    if sample.truncated:
+        found.append(f"{_share(sample.truncated, sample.rows):.1%} of the sampled rows are longer than max_tokens")
+    overwritten = [name for name in plan.input_schema.names if name in prepared.worker_config.result_columns]
+    if overwritten and spec.input.columns is None:
+        found.append(f"results overwrite input columns: {', '.join(overwritten)}")
+    if isinstance(spec.workers.cpus, int) and spec.ray.address is None and spec.workers.cpus > available_threads():
+        found.append(
+            f"workers.cpus {spec.workers.cpus} is more than this machine's {available_threads()}: cannot start"
+        )
+    on_disk = read_plan(prepared.output)
+    if on_disk is not None:
+        found.append("the output already holds a plan: submit would resume it, or refuse if it differs")
+    return found

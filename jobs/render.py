@@ -1,0 +1,140 @@
+"""For eyes: progress, plans, reports and findings as rich shows them. Computes nothing, decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from jobs.progress import JobProgress, ProgressListener
+
+if TYPE_CHECKING:
+    from jobs.doctor import Finding
+    from jobs.preview import JobPreview
+    from jobs.report import JobReport
+    from jobs.status import JobStatus
+
+_MOST_ERRORS = 10
+
+
+@contextlib.contextmanager
+def progress_display(*, enabled: bool) -> Iterator[ProgressListener | None]:
+    """A live bar on stderr while entered: rows, tokens per second, time left. Silent where it is no terminal."""
+    console = Console(stderr=True)
+    if not enabled:
+        yield None
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows  {task.fields[pace]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None, pace="")
+
+        def show(now: JobProgress) -> None:
+            bad = f", {now.row_errors} bad rows" if now.row_errors else ""
+            failed = f", {now.shards_failed} shards failed" if now.shards_failed else ""
+            bar.update(
+                task,
+                description=now.phase,
+                total=now.rows_total,
+                completed=min(now.rows_done, now.rows_total),
+                pace=f"{now.tokens_per_s:,.0f} tokens/s{bad}{failed}",
+            )
+
+        yield show
+
+
+def render_report(report: JobReport) -> None:
+    """What became of a job, on stdout."""
+    console = Console()
+    table = Table(title=f"{report.job}: {report.state.replace('_', ' ')}", title_justify="left", show_header=False)
+    table.add_row("output", report.output)
+    table.add_row("rows", f"{report.rows:,} of {report.rows_planned:,}")
+    table.add_row("shards", f"{report.shards_done:,} of {report.shards:,}")
+    if report.row_errors:
+        table.add_row("bad rows", f"{report.row_errors:,} ({report.row_error_rate:.2%})")
+    table.add_row("tokens", f"{report.tokens:,}")
+    table.add_row("size", _size(report.size_bytes))
+    if report.computed_rows:
+        table.add_row(
+            "this run", f"{report.computed_rows:,} rows in {report.seconds:.1f} s, {report.tokens_per_s:,.0f} tokens/s"
+        )
+    console.print(table)
+    for message, count in list(report.error_counts.items())[:_MOST_ERRORS]:
+        console.print(f"  {count:,} x {message}", markup=False)
+    for failed in report.failed_shards[:_MOST_ERRORS]:
+        console.print(f"  shard {failed.shard} failed after {failed.attempts} attempts: {failed.error}", markup=False)
+
+
+def render_preview(preview: JobPreview) -> None:
+    """A plan, on stdout."""
+    console = Console()
+    table = Table(title=f"{preview.job}: plan", title_justify="left", show_header=False)
+    table.add_row("input", f"{preview.files:,} files, {preview.rows:,} rows, {_size(preview.input_bytes)}")
+    table.add_row("shards", f"{preview.shards:,}")
+    revision = f" @ {preview.revision}" if preview.revision else ""
+    table.add_row("model", f"{preview.model}{revision} ({preview.architecture}, {preview.dtype})")
+    for note in preview.notes:
+        table.add_row("", note)
+    histogram = "  ".join(f"<={bound}: {count}" for bound, count in preview.token_histogram.items())
+    table.add_row("tokens", f"{preview.mean_tokens} on average in {preview.sampled_rows:,} sampled rows; {histogram}")
+    table.add_row("time", f"about {preview.estimated_s:,.0f} s for one replica at {preview.tokens_per_s:,.0f} tokens/s")
+    table.add_row("output", f"{preview.output}, about {_size(preview.output_bytes)}")
+    table.add_row("columns", ", ".join(preview.columns))
+    table.add_row("memory", f"about {_size(preview.replica_memory_bytes)} per replica")
+    console.print(table)
+    for hazard in preview.hazards:
+        console.print(f"  ! {hazard}", markup=False)
+
+
+def render_status(status: JobStatus) -> None:
+    """How far a job is, on stdout."""
+    console = Console()
+    console.print(
+        f"{status.job}: {status.state}; {status.rows_done:,} of {status.rows:,} rows committed, "
+        f"{status.shards_done:,} of {status.shards:,} shards, {status.row_errors:,} bad rows",
+        markup=False,
+    )
+    if status.driver:
+        console.print(f"  driver: {status.driver}", markup=False)
+    if status.progress and status.progress.get("remaining_s") is not None:
+        console.print(
+            f"  {status.progress['tokens_per_s']:,.0f} tokens/s, about {status.progress['remaining_s']:,.0f} s left",
+            markup=False,
+        )
+
+
+def render_list(jobs: Sequence[JobStatus]) -> None:
+    """Several jobs, one a line, on stdout."""
+    table = Table("job", "state", "rows", "bad rows", "output")
+    for job in jobs:
+        table.add_row(job.job, job.state, f"{job.rows_done:,}/{job.rows:,}", f"{job.row_errors:,}", job.output)
+    Console().print(table)
+
+
+def render_findings(findings: Sequence[Finding]) -> None:
+    """What `doctor` found, on stdout."""
+    console = Console()
+    signs = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
+    table = Table(show_header=False, box=None)
+    for finding in findings:
+        hint = f"\n-> {finding.hint}" if finding.hint else ""
+        table.add_row(signs[finding.status], finding.area, finding.what + hint)
+    console.print(table)
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.1f} {unit}" if unit != "B" else f"{size:,.0f} B"
+        size /= 1024
+    return f"{size:,.1f} TiB"

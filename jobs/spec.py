@@ -1,0 +1,240 @@
+"""What the user asked for: a YAML file or keyword arguments become a validated, frozen JobSpec. Looks at no data.
+
+pydantic is used at this edge only; further in, frozen dataclasses carry what is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from jobs.errors import SpecError
+from jobs.spec_yaml import apply_overrides, locate, nearest_key, parse_yaml
+from sharding.errors import NotFoundError
+
+
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _as_bytes(value: object) -> object:
+    return int(_BYTE_SIZE.validate_python(value)) if isinstance(value, str) else value
+
+
+_BYTE_SIZE = TypeAdapter(ByteSize)
+Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1)]
+Paths = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+AutoCount = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=False)
+
+
+class TaskSpec(_Section):
+    """What is computed from each row."""
+
+    kind: Literal["embed", "classify", "rerank"] = Field(description="What to compute.")
+    text: str = Field(min_length=1, description="A column, or a template over columns: `{title}\\n\\n{body}`.")
+    query: str | None = Field(None, min_length=1, description="rerank: the first text of the pair, likewise.")
+    activation: Literal["auto", "none"] = Field(
+        "auto", description="classify, rerank: auto (one logit: sigmoid; several: softmax) or none (raw logits)."
+    )
+    prompt: str = Field(
+        "auto",
+        description="auto (the model's default_prompt_name, if it names one), none, a prompt's name in the model's "
+        "files, or literal text put before every text. Costs its tokens in every row.",
+    )
+    pooling: str = Field(
+        "auto",
+        description="auto (what the model's files say), cls, mean, max, last, weighted_mean, mean_sqrt_len, or several "
+        "joined by +. A mode the model was not trained with gives worse vectors.",
+    )
+    normalize: bool | Literal["auto"] = Field("auto", description="L2-normalise; auto: what the model's files say.")
+    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="Cut vectors to this many values before normalising: smaller files, and worse vectors unless "
+        "the model was trained for it (Matryoshka).",
+    )
+    max_tokens: AutoCount = Field(
+        "auto",
+        description="Most tokens of one row. Fewer is faster and loses the ends of long texts; never above what "
+        "model and tokenizer allow.",
+    )
+    truncate: Literal["end", "error"] = Field("end", description="Cut longer texts, or make them row errors.")
+
+    @model_validator(mode="after")
+    def _query_belongs_to_rerank(self) -> TaskSpec:
+        if (self.kind == "rerank") != (self.query is not None):
+            raise ValueError(
+                "`query` is needed by `kind: rerank`"
+                if self.query is None
+                else "`query` belongs to `kind: rerank` only"
+            )
+        return self
+
+
+class ModelSpec(_Section):
+    """The model, and how it is held."""
+
+    source: str = Field(
+        min_length=1, description="A local folder, a Hub id (org/name), or package:NAME/PATH: data of a package."
+    )
+    revision: str | None = Field(None, description="Hub: branch, tag or commit; the plan pins the commit.")
+    dtype: Literal["auto", "float32"] = Field("auto", description="Number format of weights and arithmetic.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where build and machine have one.")
+    tensor_parallel: Literal[1] = Field(1, description="Devices that share one model.")
+
+
+class InputSpec(_Section):
+    """Where the rows come from."""
+
+    path: Paths = Field(description="Path, glob, folder, or a list of them; local, s3://, gs://, az://, hf://.")
+    columns: tuple[str, ...] | None = Field(None, description="Columns to pass through; null: all.")
+
+
+class OutputSpec(_Section):
+    """Where the rows go."""
+
+    path: str = Field(min_length=1, description="Folder of the output; its job state lives in `_candelabra/` there.")
+    column: str = Field(
+        "auto", min_length=1, description="Name of the main result column; auto: embedding, label or score."
+    )
+    on_conflict: Literal["error", "overwrite"] = Field(
+        "error", description="When the input has a column of a result's name: stop, or let the result replace it."
+    )
+
+
+class ShardingSpec(_Section):
+    """How the rows are cut. Larger shards: fewer files and less overhead; smaller: less lost with a worker."""
+
+    target_rows: Annotated[int, Field(ge=1)] = Field(20_000, description="Most rows of a shard.")
+    target_bytes: Bytes = Field(128 << 20, description="Most bytes of a shard, as stored in the source: `128MiB`.")
+
+
+class WorkersSpec(_Section):
+    """The pool of model replicas."""
+
+    replicas: AutoCount = Field("auto", description="Copies of the model; auto: as many as the cluster has room for.")
+    cpus: AutoCount = Field("auto", description="CPUs of one replica; auto: up to 8 of a node. Also its threads.")
+    gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPUs of one replica.")
+    max_attempts: Annotated[int, Field(ge=1)] = Field(3, description="Tries of a shard before it counts as failed.")
+
+
+class BatchSpec(_Section):
+    """How rows are put together for the engine; never changes a result."""
+
+    budget_tokens: AutoCount = Field("auto", description="Most tokens of one batch. More memory, hardly more speed.")
+
+
+class ErrorsSpec(_Section):
+    """How many bad rows a job may have."""
+
+    max_row_error_rate: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.05, description="Above this share of bad rows the job ends with exit 1 and no `_SUCCESS`; rows are written."
+    )
+
+
+class RaySpec(_Section):
+    """Which Ray cluster."""
+
+    address: str | None = Field(None, description="null: an embedded Ray on this machine; else a cluster's address.")
+
+
+class JobSpec(_Section):
+    """A whole job. `name` is for people; what decides the output is in `task`, `model`, `input`, `output`."""
+
+    name: str = Field(min_length=1, max_length=200)
+    task: TaskSpec
+    model: ModelSpec
+    input: InputSpec
+    output: OutputSpec
+    sharding: ShardingSpec = ShardingSpec()
+    workers: WorkersSpec = WorkersSpec()
+    batch: BatchSpec = BatchSpec()
+    errors: ErrorsSpec = ErrorsSpec()
+    backend: Literal["ray", "local"] = Field("ray", description="ray, or local: one worker in this process, no Ray.")
+    ray: RaySpec = RaySpec()
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read a job from a YAML file.
+
+    Args:
+        path: The file.
+        overrides: `section.field=value` each; the value is read as YAML.
+
+    Raises:
+        NotFoundError: There is no such file.
+        SpecError: It is not a valid spec; the message names line, key and value, and the nearest known key.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise NotFoundError(f"no spec file at: `{path}`")
+    document = parse_yaml(file)
+    data = apply_overrides(document.data, overrides)
+    return parse_spec(data, where=str(path), lines=document.lines)
+
+
+def parse_spec(
+    data: object, *, where: str = "spec", lines: Mapping[tuple[str | int, ...], int] | None = None
+) -> JobSpec:
+    """Validate plain data as a job.
+
+    Args:
+        data: Mapping as YAML gives it.
+        where: Name of the file, for messages.
+        lines: Line of each key path, for messages.
+
+    Raises:
+        SpecError: As `load_spec`.
+    """
+    try:
+        return JobSpec.model_validate(_lists_to_tuples(data))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        clauses = [
+            _clause(problem["type"], problem["loc"], problem["msg"], problem["input"], where, lines or {})
+            for problem in problems
+        ]
+        raise SpecError("\n".join(clauses), hint="`candelabra schema` prints every field and what it means") from None
+
+
+def _lists_to_tuples(data: object) -> object:
+    if isinstance(data, dict):
+        return {key: _lists_to_tuples(value) for key, value in data.items()}
+    return tuple(_lists_to_tuples(value) for value in data) if isinstance(data, list) else data
+
+
+def _clause(
+    kind: str,
+    loc: tuple[str | int, ...],
+    message: str,
+    value: object,
+    where: str,
+    lines: Mapping[tuple[str | int, ...], int],
+) -> str:
+    place = f"{where}:{locate(loc, lines)}: " if lines else f"{where}: "
+    key = ".".join(
+        str(part) for part in loc if not str(part).startswith(("literal[", "constrained-", "int", "function-"))
+    )
+    if kind == "extra_forbidden":
+        known = nearest_key(JobSpec, loc)
+        return f"{place}unknown key{f' (did you mean `{known}`?)' if known else ''}: `{key}`"
+    if kind == "missing":
+        return f"{place}a needed key is missing: `{key}`"
+    text = message.removeprefix("Value error, ")
+    shown = repr(value) if not isinstance(value, dict) else "a mapping"
+    return f"{place}{key or 'spec'}: {text[0].lower()}{text[1:]}: `{shown if len(shown) <= 80 else shown[:77] + '...'}`"

@@ -1,0 +1,145 @@
+"""What the files of an output say about its job, without cluster or driver. Changes nothing but in `gc`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sharding.plan_file import read_plan
+
+from jobs.dispatch import FailedShard
+from jobs.keeper import LEASE_TIMEOUT_S
+from jobs.report import JobReport, build_report
+from sharding import layout
+from sharding.commit import promote_pending, read_receipts, read_success, remove_orphans
+from sharding.errors import NotFoundError
+from sharding.lease import Lease, read_lease
+from sharding.manifest import LeaseRecord, ShardFailure, decode
+from sharding.plan import ShardPlan
+from sharding.storage import Storage, open_storage
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as its files tell it.
+
+    Attributes:
+        state: `complete`, `running`, `failed` or `interrupted` (nobody works on it and it is not complete).
+        driver: Who holds the lease, or None.
+        progress: What the running driver last wrote, or None.
+    """
+
+    job: str
+    output: str
+    state: str
+    shards: int
+    shards_done: int
+    shards_failed: int
+    rows: int
+    rows_done: int
+    row_errors: int
+    driver: str | None
+    progress: dict[str, Any] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `--json` shows it."""
+        return asdict(self)
+
+
+def job_status(output: str) -> JobStatus:
+    """How far the job of an output is.
+
+    Raises:
+        NotFoundError: There is no job.
+        CorruptStateError: Its records cannot be read.
+    """
+    storage = open_storage(output)
+    plan = _plan(storage)
+    receipts = read_receipts(storage, plan_digest=plan.digest)
+    failures = read_failures(storage)
+    lease = read_lease(storage)
+    held = lease is not None and not lease.released
+    return JobStatus(
+        job=plan.job,
+        output=storage.uri,
+        state=_state(storage, plan, len(receipts), len(failures), lease if held else None),
+        shards=len(plan.shards),
+        shards_done=len(receipts),
+        shards_failed=len(failures),
+        rows=plan.rows,
+        rows_done=sum(receipt.rows for receipt in receipts.values()),
+        row_errors=sum(receipt.row_errors for receipt in receipts.values()),
+        driver=f"{lease.owner} on {lease.host}, process {lease.pid}, last seen {lease.at}" if lease and held else None,
+        progress=_progress(storage) if held else None,
+    )
+
+
+def job_report(output: str, *, max_row_error_rate: float = 1.0) -> JobReport:
+    """What became of the job of an output; the report the driver left, if it finished, else one made from receipts."""
+    storage = open_storage(output)
+    plan = _plan(storage)
+    receipts = read_receipts(storage, plan_digest=plan.digest)
+    sealed = read_success(storage) is not None
+    return build_report(
+        plan, storage.uri, receipts, read_failures(storage), max_row_error_rate=1.0 if sealed else max_row_error_rate
+    )
+
+
+def find_jobs(folder: str) -> list[JobStatus]:
+    """The jobs whose outputs are this folder or lie directly in it, by name."""
+    storage = open_storage(folder)
+    places = [storage.uri, *(storage.full_uri(child) for child in storage.list_folder().folders)]
+    return [job_status(place) for place in places if open_storage(place).exists(layout.PLAN)]
+
+
+def collect_garbage(output: str) -> list[str]:
+    """Remove what dead drivers and workers left; takes the lease while it does.
+
+    Returns:
+        Paths of the removed files.
+
+    Raises:
+        LeaseHeldError: A driver works on this output.
+    """
+    storage = open_storage(output)
+    plan = _plan(storage)
+    lease = Lease.acquire(storage, owner="gc", timeout_s=LEASE_TIMEOUT_S)
+    try:
+        receipts = read_receipts(storage, plan_digest=plan.digest)
+        promote_pending(storage, receipts)
+        return remove_orphans(storage, receipts)
+    finally:
+        lease.release()
+
+
+def read_failures(storage: Storage) -> list[FailedShard]:
+    """The shards that ran out of attempts."""
+    records = [
+        decode(ShardFailure, storage.read_bytes(entry.path), storage.full_uri(entry.path))
+        for entry in storage.list(layout.FAILURES)
+        if layout.parse_numbered_path(entry.path) is not None
+    ]
+    return [FailedShard(record.shard, record.attempts, record.error, record.hint) for record in records]
+
+
+def _plan(storage: Storage) -> ShardPlan:
+    plan = read_plan(storage)
+    if plan is None:
+        raise NotFoundError(f"there is no job at this output: `{storage.uri}`")
+    return plan
+
+
+def _state(storage: Storage, plan: ShardPlan, done: int, failed: int, lease: LeaseRecord | None) -> str:
+    if lease is not None:
+        return "running"
+    if storage.exists(layout.SUCCESS):
+        return "complete"
+    return "failed" if failed or done == len(plan.shards) else "interrupted"
+
+
+def _progress(storage: Storage) -> dict[str, Any] | None:
+    if not storage.exists(layout.PROGRESS):
+        return None
+    content: dict[str, Any] = json.loads(storage.read_bytes(layout.PROGRESS))
+    return content

@@ -1,0 +1,125 @@
+"""The real engine: candle_py behind the `Engine` contract. Translates arguments and errors; computes nothing itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import candle_py
+import numpy as np
+
+from sharding.errors import CandelabraError, InfrastructureError, RecordRow, RetryShard
+from workers.batch import TokenBatch
+from workers.config import TaskConfig, TaskKind
+from workers.engine.base import BatchOutput, EngineInfo
+from workers.errors import ModelError
+
+
+def inspect_candle(path: Path, kind: TaskKind, pooling: str) -> EngineInfo:
+    """Check a model folder and say what it holds; no weight is loaded.
+
+    Args:
+        path: The folder.
+        kind: The task.
+        pooling: `auto`, or modes joined by `+`.
+
+    Raises:
+        ModelError: It cannot be loaded, or not for this task.
+    """
+    try:
+        return _info(candle_py.inspect(str(path), pooling=pooling if kind == "embed" else "auto"), kind)
+    except candle_py.EngineError as error:
+        raise _translated(error) from error
+
+
+class CandleEngine:
+    """One model, loaded; see `workers.engine.base.Engine`."""
+
+    def __init__(
+        self, path: Path, task: TaskConfig, *, device: str, dtype: str, threads: int | None, skip_tokens: int
+    ) -> None:
+        self._task = task
+        self._skip_tokens = skip_tokens
+        try:
+            self._engine = candle_py.Engine.load(str(path), device=device, dtype=dtype, threads=threads)
+        except candle_py.EngineError as error:
+            raise _translated(error) from error
+        self._info = _info(self._engine.info, task.kind)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        return self._info
+
+    def forward(self, batch: TokenBatch) -> BatchOutput:
+        """Compute one batch; see `workers.engine.base.Engine.forward`."""
+        try:
+            if self._task.kind == "embed":
+                result = self._engine.embed(
+                    batch.ids,
+                    batch.offsets,
+                    pooling=self._task.pooling or "auto",
+                    normalize=self._task.normalize,
+                    dimensions=self._task.dimensions,
+                    type_ids=batch.type_ids,
+                    skip_tokens=self._skip_tokens,
+                )
+            else:
+                result = self._engine.classify(batch.ids, batch.offsets, batch.type_ids)
+        except candle_py.EngineError as error:
+            raise _translated(error) from error
+        return BatchOutput(np.asarray(result), tuple(result.bad_rows))
+
+
+def capabilities() -> dict[str, Any]:
+    """What the installed build of the engine offers: versions, CPU features and path in force, CUDA, NCCL."""
+    found: dict[str, Any] = candle_py.capabilities()
+    return found
+
+
+def convert_weights(source: Path, target: Path) -> dict[str, Any]:
+    """Write the tensors of a PyTorch pickle (or of an index of several) as safetensors; nothing in it is executed.
+
+    Args:
+        source: `pytorch_model.bin`, or `pytorch_model.bin.index.json`.
+        target: Folder that gets `model.safetensors`.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
+    try:
+        written: dict[str, Any] = candle_py.convert_pickle(str(source), str(target))
+    except candle_py.EngineError as error:
+        raise _translated(error) from error
+    return written
+
+
+def _info(facts: dict[str, Any], kind: TaskKind) -> EngineInfo:
+    labels = facts["labels"]
+    if kind != "embed" and not facts["num_labels"]:
+        raise ModelError(
+            f"the model has no classification head, so it cannot {kind}: `{facts['architecture']}`",
+            hint="use a model saved for sequence classification, or task.kind: embed",
+        )
+    return EngineInfo(
+        architecture=facts["architecture"],
+        max_positions=facts["max_positions"],
+        vocab_size=facts["vocab_size"],
+        hidden_size=facts["hidden_size"],
+        layers=facts["layers"],
+        width=(facts["embedding_dim"] or facts["hidden_size"]) if kind == "embed" else facts["num_labels"],
+        labels=None if labels is None else tuple(labels),
+        pooling=None if facts["pooling"] is None else "+".join(facts["pooling"]),
+        normalize=facts["normalize"],
+        include_prompt=facts["include_prompt"],
+        dtype=facts["dtype"],
+        device=facts["device"],
+        weight_bytes=facts["weight_bytes"],
+    )
+
+
+def _translated(error: candle_py.EngineError) -> CandelabraError:
+    """The project's error for one of the engine's, by its kind."""
+    message, hint = str(error), error.hint
+    kinds = {"model": ModelError, "input": RecordRow, "device": InfrastructureError}
+    return kinds.get(error.kind, RetryShard)(message, hint=hint)

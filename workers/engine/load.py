@@ -1,0 +1,53 @@
+"""Chooses the engine for a model: `fake:N` names the test engine, everything else is a folder that Candle loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers.config import TaskConfig, TaskKind
+from workers.engine.base import Engine, EngineInfo
+from workers.engine.fake import FakeEngine, is_fake
+
+
+def load_engine(
+    source: str, path: Path, task: TaskConfig, *, device: str, dtype: str, threads: int | None, skip_tokens: int = 0
+) -> Engine:
+    """Load a model for one kind of task.
+
+    Args:
+        source: `model.source` of the spec.
+        path: Folder that `source` was resolved to.
+        task: The task, with nothing left to `auto`.
+        device: `cpu` or `cuda`.
+        dtype: `float32`, `bfloat16` or `float16`.
+        threads: Engine threads, or None for all that this process may use.
+        skip_tokens: Leading tokens of each row that pooling leaves out.
+
+    Raises:
+        ModelError: The folder cannot be loaded.
+        InfrastructureError: The device is not there, or the build cannot use it.
+    """
+    if is_fake(source):
+        return FakeEngine(source, task)
+    from workers.engine.candle import CandleEngine
+
+    return CandleEngine(path, task, device=device, dtype=dtype, threads=threads, skip_tokens=skip_tokens)
+
+
+def inspect_model(source: str, path: Path, kind: TaskKind, pooling: str) -> EngineInfo:
+    """Read what a model says of itself, and check its files, without loading any weight.
+
+    Args:
+        source: `model.source` of the spec.
+        path: Folder that `source` was resolved to.
+        kind: The task.
+        pooling: `auto`, or modes joined by `+`.
+
+    Raises:
+        ModelError: The folder cannot be loaded; the message lists every problem found.
+    """
+    if is_fake(source):
+        return FakeEngine.inspect(source, kind)
+    from workers.engine.candle import inspect_candle
+
+    return inspect_candle(path, kind, pooling)

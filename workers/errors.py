@@ -1,0 +1,20 @@
+"""Errors about models, under the tree that `sharding.errors` begins. Decides nothing; exit codes live in `jobs.errors`.
+
+StopJob
+├── InputError
+│   └── ModelError      a model folder that cannot be used: a file missing, broken, or at odds with another
+└── InfrastructureError
+    └── HubError        the Hub or its mirror cannot be reached, or keeps failing
+"""
+
+from __future__ import annotations
+
+from sharding.errors import InfrastructureError, InputError
+
+
+class ModelError(InputError):
+    """What a model's files say cannot be used, or two of them disagree."""
+
+
+class HubError(InfrastructureError):
+    """The Hub (or the mirror named by `HF_ENDPOINT`) does not answer, or answers with a failure of its own."""

@@ -1,0 +1,158 @@
+"""What a model folder says about text: lengths, prompts, case. Says nothing about weights, and reads no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from workers.errors import ModelError
+from workers.model.jsonfile import read_count, read_object
+from workers.model.layout import (
+    CONFIG,
+    PROMPTS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TRANSFORMER_CONFIGS,
+    read_modules,
+    text_folder,
+)
+from workers.model.lengths import LengthFacts, TokenLimit, read_length_facts
+
+_SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the files say, before a task asks for anything.
+
+    Attributes:
+        path: The model folder.
+        tokenizer_path: Its `tokenizer.json`, which exists.
+        model_type: `model_type` of `config.json`.
+        vocab_size: Rows of the embedding matrix as `config.json` says, or None.
+        lengths: Everything the files say about lengths.
+        prompts: Prompts by name.
+        default_prompt_name: The prompt that is used when nobody asks for one, or None.
+        include_prompt: Whether pooling takes the prompt's tokens in.
+        lowercase: Texts are lower-cased before everything else.
+        truncation_side: The end of a text that is cut off.
+        special_tokens: Contents of the tokens that the tokenizer's config calls special.
+    """
+
+    path: Path
+    tokenizer_path: Path
+    model_type: str
+    vocab_size: int | None
+    lengths: LengthFacts
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    include_prompt: bool
+    lowercase: bool
+    truncation_side: Literal["right", "left"]
+    special_tokens: frozenset[str]
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one row, special tokens included, when the task asks for `auto`."""
+        return self.lengths.limit().max_tokens
+
+    @property
+    def max_tokens_rule(self) -> str:
+        """The file and key that decided `max_tokens`."""
+        return self.lengths.limit().rule
+
+    def limit_tokens(self, requested: int | None) -> TokenLimit:
+        """The limit in force for `task.max_tokens`; None is `auto`. See `workers.model.lengths`."""
+        return self.lengths.limit(requested)
+
+
+def read_model_files(path: Path | str) -> ModelFiles:
+    """Read what a model folder says about text.
+
+    Args:
+        path: The model folder.
+
+    Raises:
+        ModelError: `config.json` or `tokenizer.json` is missing, or a file is broken or says something impossible.
+    """
+    folder = Path(path)
+    place = text_folder(folder)
+    config = read_object(place / CONFIG)
+    if not config:
+        raise ModelError(f"the model folder has no {CONFIG}, or an empty one: `{place}`")
+    tokenizer_path = place / TOKENIZER
+    if not tokenizer_path.is_file():
+        raise ModelError(
+            f"the model folder has no {TOKENIZER}: `{place}`",
+            hint="transformers writes one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        )
+    tokenizer_config = read_object(place / TOKENIZER_CONFIG)
+    transformer, transformer_path = _first_config(place)
+    prompts, default_prompt_name = _read_prompts(folder / PROMPTS)
+    return ModelFiles(
+        path=folder,
+        tokenizer_path=tokenizer_path,
+        model_type=str(config.get("model_type", "")),
+        vocab_size=read_count(config, "vocab_size", place / CONFIG),
+        lengths=read_length_facts(
+            (config, place / CONFIG),
+            (tokenizer_config, place / TOKENIZER_CONFIG),
+            (transformer, transformer_path),
+        ),
+        prompts=MappingProxyType(prompts),
+        default_prompt_name=default_prompt_name,
+        include_prompt=_include_prompt(folder),
+        lowercase=transformer.get("do_lower_case") is True,
+        truncation_side=_truncation_side(tokenizer_config),
+        special_tokens=_special_tokens(tokenizer_config),
+    )
+
+
+def _first_config(place: Path) -> tuple[dict[str, Any], Path]:
+    """The first `sentence_*_config.json` that says anything, as sentence-transformers looks for it."""
+    for name in TRANSFORMER_CONFIGS:
+        if content := read_object(place / name):
+            return content, place / name
+    return {}, place / TRANSFORMER_CONFIGS[0]
+
+
+def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    content = read_object(path)
+    prompts = content.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ModelError(f"{path.name} gives prompts that are no object: `{prompts!r}`")
+    texts = {str(name): "" if text is None else text for name, text in prompts.items()}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise ModelError(f"{path.name} gives the prompt {name} a value that is no text: `{text!r}`")
+    default = content.get("default_prompt_name")
+    if default is not None and default not in texts:
+        raise ModelError(f"{path.name} names a default prompt that is not among its prompts: `{default}`")
+    return texts, default
+
+
+def _include_prompt(folder: Path) -> bool:
+    for module in read_modules(folder):
+        if module.kind == "Pooling":
+            return read_object(folder / module.path / CONFIG).get("include_prompt") is not False
+    return True
+
+
+def _truncation_side(tokenizer_config: dict[str, Any]) -> Literal["right", "left"]:
+    side = tokenizer_config.get("truncation_side", "right")
+    if side not in ("right", "left"):
+        raise ModelError(f"{TOKENIZER_CONFIG} gives a truncation_side that is neither right nor left: `{side}`")
+    return "left" if side == "left" else "right"
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> frozenset[str]:
+    """What transformers calls all special tokens: the named ones and the additional ones."""
+    additional = tokenizer_config.get("additional_special_tokens") or tokenizer_config.get("extra_special_tokens") or []
+    if isinstance(additional, dict):
+        additional = list(additional.values())
+    tokens = [tokenizer_config.get(key) for key in _SPECIAL_TOKEN_KEYS] + list(additional)
+    contents = (token.get("content") if isinstance(token, dict) else token for token in tokens)
+    return frozenset(content for content in contents if isinstance(content, str))

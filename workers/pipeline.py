@@ -1,0 +1,153 @@
+"""One shard, from rows to a published attempt: read, tokenize, batch, forward, write. Commits nothing.
+
+Reading and tokenising run ahead in one thread, writing runs behind in another, the engine computes in between.
+Every row of the shard leaves exactly once, in input order, whatever happens to it on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sharding.failpoints import failpoint
+from sharding.layout import AttemptName, attempt_path
+from sharding.storage import Storage
+from workers.config import Assignment, ShardResult, WorkerConfig
+from workers.engine.base import Engine
+from workers.flow import Ahead, Behind
+from workers.forward import RowResults, compute_window
+from workers.read import RowBatch, read_rows
+from workers.repair import read_kept
+from workers.template import TextTemplate, parse_template
+from workers.texts import RepeatedTexts, TextWindow, Tokenizer, tokenize_window
+from workers.write import PartWriter
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the running shard is; read by other threads."""
+
+    shard: int = -1
+    rows: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class ShardTools:
+    """What a worker keeps between shards."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    output: Storage
+    progress: Progress = field(default_factory=Progress)
+
+
+def run_shard(assignment: Assignment, config: WorkerConfig, tools: ShardTools) -> ShardResult:
+    """Compute one shard and publish it as an attempt.
+
+    Args:
+        assignment: The shard and the attempt; a probe computes a range of rows and publishes nothing.
+        config: The job's settings.
+        tools: Loaded engine, tokenizer and output storage.
+
+    Returns:
+        Figures for the receipt.
+
+    Raises:
+        RetryShard: This attempt is lost.
+        StopJob: No attempt can succeed (a source file changed, the disk is full).
+    """
+    started = time.monotonic()
+    tools.progress.shard, tools.progress.rows, tools.progress.tokens = assignment.shard, 0, 0
+    if assignment.probe is not None:
+        for _ in _results(assignment, config, tools):
+            pass
+        return _result(assignment, "", assignment.rows, Counter(), 0, 0, "", started)
+    nonce = secrets.token_hex(4)
+    name = AttemptName(assignment.shard, assignment.generation, assignment.epoch, assignment.attempt, nonce)
+    scratch = tools.output.scratch_dir() / f"{os.getpid()}-{nonce}.parquet"
+    errors: Counter[str] = Counter()
+    tokens = 0
+    with PartWriter(scratch, config.output_schema) as writer:
+        with Behind(writer.write, "write") as sink:
+            for results in _results(assignment, config, tools):
+                sink.put(results.batch)
+                errors += results.error_counts
+                tokens += results.tokens
+        size_bytes, sha256 = writer.close()
+        if writer.rows != assignment.rows:
+            raise RuntimeError(f"shard {assignment.shard} gave {writer.rows} rows for {assignment.rows}")
+        failpoint("publish.before")
+        tools.output.publish_file(scratch, attempt_path(name))
+        failpoint("publish.after")
+    scratch.unlink(missing_ok=True)
+    _log.info("shard=%d attempt=%d rows=%d published", assignment.shard, assignment.attempt, assignment.rows)
+    return _result(assignment, attempt_path(name), assignment.rows, errors, tokens, size_bytes, sha256, started)
+
+
+def _results(assignment: Assignment, config: WorkerConfig, tools: ShardTools) -> Iterator[RowResults]:
+    repeated = RepeatedTexts(tools.engine.info.width)
+    with Ahead(_windows(assignment, config, tools, repeated), "read") as windows:
+        for window in windows:
+            results = compute_window(window, config, tools.engine, repeated)
+            tools.progress.rows += results.batch.num_rows
+            tools.progress.tokens += results.tokens
+            yield results
+
+
+def _windows(
+    assignment: Assignment, config: WorkerConfig, tools: ShardTools, repeated: RepeatedTexts
+) -> Iterator[TextWindow]:
+    templates = [parse_template(text) for text in (config.task.query, config.task.text) if text is not None]
+    kept = None
+    if assignment.repair_part is not None:
+        kept = read_kept(tools.output, assignment.repair_part, config)
+    for batch in read_rows(assignment.pieces, _read_columns(config, templates)):
+        window = _probed(batch, assignment.probe)
+        if window is not None:
+            kept_rows = None if kept is None else kept.take(window.rows.num_rows)
+            yield tokenize_window(window, templates, tools.tokenizer, repeated, assignment.poison_rows, kept_rows)
+
+
+def _read_columns(config: WorkerConfig, templates: list[TextTemplate]) -> list[str]:
+    return list(dict.fromkeys([*config.columns, *(name for template in templates for name in template.columns)]))
+
+
+def _probed(batch: RowBatch, probe: tuple[int, int] | None) -> RowBatch | None:
+    if probe is None:
+        return batch
+    start = max(probe[0], batch.start)
+    stop = min(probe[1], batch.start + batch.rows.num_rows)
+    return RowBatch(start, batch.rows.slice(start - batch.start, stop - start)) if start < stop else None
+
+
+def _result(
+    assignment: Assignment,
+    attempt_file: str,
+    rows: int,
+    errors: Counter[str],
+    tokens: int,
+    size_bytes: int,
+    sha256: str,
+    started: float,
+) -> ShardResult:
+    return ShardResult(
+        shard=assignment.shard,
+        generation=assignment.generation,
+        attempt=assignment.attempt,
+        attempt_file=attempt_file,
+        rows=rows,
+        row_errors=errors.total(),
+        error_counts=dict(errors),
+        tokens=tokens,
+        size_bytes=size_bytes,
+        sha256=sha256,
+        seconds=time.monotonic() - started,
+    )

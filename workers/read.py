@@ -1,0 +1,82 @@
+"""First station of a shard: Arrow rows of its pieces, streamed in small batches. Decides nothing about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sharding.errors import DriftError, RetryShard
+from sharding.failpoints import failpoint
+from sharding.storage import open_storage, split_uri
+from workers.config import AssignedPiece
+
+_BATCH_ROWS = 2048
+_BATCH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Consecutive rows of a shard, in input order; `start` is the first one's position in the shard."""
+
+    start: int
+    rows: pa.RecordBatch
+
+
+def read_rows(pieces: Sequence[AssignedPiece], columns: Sequence[str]) -> Iterator[RowBatch]:
+    """Stream the rows of a shard.
+
+    A batch holds about 16 MiB by the footer's figures and at most 2,048 rows: a giant row group never loads whole.
+
+    Args:
+        pieces: Row ranges of source files, in order.
+        columns: Top-level columns to read, in the order wanted.
+
+    Raises:
+        DriftError: A file is no longer the one that was planned.
+        RetryShard: A file that could be read at plan time cannot be read now.
+    """
+    position = 0
+    for piece in pieces:
+        for rows in read_file_rows(piece, columns):
+            failpoint("read")
+            yield RowBatch(position, rows)
+            position += rows.num_rows
+
+
+def read_file_rows(piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Stream one row range of one file; see `read_rows`."""
+    folder, name = split_uri(piece.path)
+    storage = open_storage(folder)
+    entry = storage.head(name)
+    if entry is None or entry.version != piece.version:
+        now = "the file is gone" if entry is None else entry.version
+        raise DriftError(
+            f"a source file changed since the plan (planned version `{piece.version}`, now `{now}`): `{piece.path}`",
+            hint="put the file back, or start a new output",
+        )
+    try:
+        with pq.ParquetFile(storage.open_parquet_source(name, entry), pre_buffer=False) as file:
+            yield from _file_rows(file, piece, columns)
+    except (pa.ArrowException, OSError) as error:
+        raise RetryShard(f"cannot read rows {piece.start} to {piece.stop} ({error}): `{piece.path}`") from error
+
+
+def _file_rows(file: pq.ParquetFile, piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    first_row = 0
+    for group in range(file.metadata.num_row_groups):
+        footer = file.metadata.row_group(group)
+        start, stop = max(piece.start, first_row), min(piece.stop, first_row + footer.num_rows)
+        if start < stop:
+            batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size)))
+            row = first_row
+            for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns)):
+                low, high = max(start - row, 0), min(stop - row, batch.num_rows)
+                if low < high:
+                    yield batch.slice(low, high - low).select(list(columns))
+                row += batch.num_rows
+                if row >= stop:
+                    break
+        first_row += footer.num_rows

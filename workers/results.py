@@ -1,0 +1,86 @@
+"""What the result columns are and how an engine's values become them. Knows Arrow and tasks, no engine and no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from workers.config import TaskConfig, TaskKind
+
+FACT_FIELDS = (
+    pa.field("n_tokens", pa.int32()),
+    pa.field("truncated", pa.bool_()),
+    pa.field("error", pa.string()),
+)
+
+
+def result_fields(kind: TaskKind, column: str, width: int) -> tuple[pa.Field, ...]:
+    """The columns a task adds, before `n_tokens`, `truncated` and `error`.
+
+    Args:
+        kind: The task.
+        column: Name of the main column: the embedding, the label, the score.
+        width: Values per embedding.
+    """
+    if kind == "embed":
+        return (pa.field(column, pa.list_(pa.field("element", pa.float32()), width)),)
+    if kind == "classify":
+        return (pa.field(column, pa.string()), pa.field("score", pa.float32()))
+    return (pa.field(column, pa.float32()),)
+
+
+def activate_logits(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32]:
+    """Scores from logits (rows, labels): one label: sigmoid; several: softmax; `none`: as they are."""
+    if activation == "none":
+        return logits
+    wide = logits.astype(np.float64)
+    if logits.shape[1] == 1:
+        small = np.exp(-np.abs(wide))
+        return np.where(wide >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
+    powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+    scores: NDArray[np.float32] = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return scores
+
+
+def result_arrays(
+    task: TaskConfig, labels: Sequence[str] | None, values: NDArray[np.float32], ok: NDArray[np.bool_]
+) -> list[pa.Array]:
+    """Arrow columns of a task's results, null where `ok` is false.
+
+    Args:
+        task: The task.
+        labels: The classifier's label names, one per value.
+        values: float32 (rows, width); rows that are not ok may hold anything.
+        ok: bool (rows,).
+    """
+    null = pa.array(~ok)
+    if task.kind == "embed":
+        flat = pa.array(np.where(ok[:, None], values, 0).reshape(-1), pa.float32())
+        kind = pa.list_(pa.field("element", pa.float32()), values.shape[1])
+        return [pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=null)]
+    scores = activate_logits(np.where(ok[:, None], values, 0), task.activation)
+    if task.kind == "rerank":
+        return [pa.array(scores[:, 0], pa.float32(), mask=~ok)]
+    best = scores.argmax(axis=1)
+    names = np.array(labels or [f"LABEL_{i}" for i in range(values.shape[1])], dtype=object)
+    return [
+        pa.array(names[best], pa.string(), mask=~ok),
+        pa.array(scores[np.arange(len(best)), best], pa.float32(), mask=~ok),
+    ]
+
+
+def fact_arrays(
+    n_tokens: NDArray[np.int32],
+    truncated: NDArray[np.bool_],
+    tokenized: NDArray[np.bool_],
+    errors: Sequence[str | None],
+) -> list[pa.Array]:
+    """The columns `n_tokens`, `truncated` (both null where the row was never tokenised) and `error`."""
+    return [
+        pa.array(n_tokens, pa.int32(), mask=~tokenized),
+        pa.array(truncated, pa.bool_(), mask=~tokenized),
+        pa.array(errors, pa.string()),
+    ]

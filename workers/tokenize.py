@@ -1,0 +1,249 @@
+"""From texts to token ids as the model's own tokenizer gives them, cut to length. Pads nothing and knows no columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sharding.errors import InputError
+from workers.model.encode import BoundedEncoder, TextTokens
+from workers.model.files import read_model_files
+from workers.model.special import SpecialLayout, read_special_layout
+from workers.model.tokenizer import load_tokenizer
+
+NULL_TEXT = "null text"
+NO_TOKENS = "the text gives no token"
+TOO_LONG = "the text has more tokens than task.max_tokens allows"
+_BATCH_TEXTS = 1024
+_MOST_TOKENS = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Token ids of many rows, one after the other.
+
+    Attributes:
+        ids: uint32 (tokens,).
+        offsets: uint32 (rows + 1,): row `i` has `ids[offsets[i]:offsets[i + 1]]`; a bad row has none.
+        truncated: bool (rows,): something of the text was cut off.
+        errors: Why a row is bad, by row; what differs from row to row follows `": "`.
+        type_ids: uint32 (tokens,), or None where all of them are 0 (single texts of nearly every model).
+    """
+
+    ids: NDArray[np.uint32]
+    offsets: NDArray[np.uint32]
+    truncated: NDArray[np.bool_]
+    errors: dict[int, str]
+    type_ids: NDArray[np.uint32] | None
+
+
+class TextTokenizer:
+    """The tokenizer of one model folder, with a limit, a prompt and a rule for longer texts.
+
+    Truncation and padding that tokenizer.json bakes in are switched off. Special tokens written out in a text become
+    those tokens, as in the reference implementations. Texts are cut by `workers.model.encode` before they are
+    tokenised, which never changes ids; only a text beyond its hard bound is cut there, and counts as truncated.
+
+    Args:
+        model_path: The model folder.
+        max_tokens: Most tokens of one row, special tokens included; None is what the files say.
+        prompt: Literal text put before every text (before the query of a pair).
+        truncate: `end` cuts longer texts, `error` makes them row errors.
+
+    Attributes:
+        max_tokens: The limit in force; an asked one is never above what model and tokenizer allow.
+        max_tokens_rule: What decided it.
+        prompt_tokens: Leading tokens of each row that belong to the prompt, by sentence-transformers' rule: the tokens
+            of the prompt alone, special tokens included, less a special one at the end.
+
+    Raises:
+        ModelError: The folder's tokenizer is missing, broken, or has more tokens than the model.
+        InputError: The limit leaves no room for a token of the text.
+    """
+
+    def __init__(
+        self,
+        model_path: Path | str,
+        *,
+        max_tokens: int | None = None,
+        prompt: str = "",
+        truncate: Literal["end", "error"] = "end",
+    ) -> None:
+        files = read_model_files(model_path)
+        limit = files.limit_tokens(max_tokens)
+        self.max_tokens = limit.max_tokens
+        self.max_tokens_rule = limit.rule
+        self._prompt = prompt
+        self._truncate = truncate
+        self._tokenizer = load_tokenizer(files)
+        self._side = files.truncation_side
+        self._single = read_special_layout(self._tokenizer, 1)
+        self._pair: SpecialLayout | None = None
+        self._encoder = BoundedEncoder(
+            self._tokenizer, files.tokenizer_path, max_tokens=self.max_tokens, side=self._side
+        )
+        self._check_room(self._single)
+        self.prompt_tokens = self._count_prompt_tokens(files.special_tokens) if prompt else 0
+
+    def tokenize(self, texts: Sequence[str | None]) -> TokenRows:
+        """Tokenise single texts.
+
+        Args:
+            texts: A null is a row error.
+        """
+        rows = _RowBuilder(len(texts), self._single, with_types=self._single.has_types)
+        room = self.max_tokens - self._single.count
+        for start in range(0, len(texts), _BATCH_TEXTS):
+            batch = texts[start : start + _BATCH_TEXTS]
+            encoded = iter(self._encoder.encode([text for text in batch if text is not None], room, self._prompt))
+            for row, text in enumerate(batch, start):
+                if text is None:
+                    rows.add_error(row, NULL_TEXT)
+                else:
+                    self._add(rows, row, next(encoded), room)
+        return rows.build()
+
+    def tokenize_pairs(self, queries: Sequence[str | None], texts: Sequence[str | None]) -> TokenRows:
+        """Tokenise pairs; too long ones lose tokens of the longer text first, as `longest_first` does.
+
+        Args:
+            queries: First text of each pair; a null is a row error.
+            texts: Second text of each pair; as many.
+
+        Returns:
+            Rows with `type_ids`.
+        """
+        layout = self._pair_layout()
+        rows = _RowBuilder(len(texts), layout, with_types=True)
+        room = self.max_tokens - layout.count
+        for start in range(0, len(texts), _BATCH_TEXTS):
+            pairs = list(zip(queries[start : start + _BATCH_TEXTS], texts[start : start + _BATCH_TEXTS], strict=True))
+            whole = [(query, text) for query, text in pairs if query is not None and text is not None]
+            first = iter(self._encoder.encode([query for query, _ in whole], room, self._prompt))
+            second = iter(self._encoder.encode([text for _, text in whole], room))
+            for row, (query, text) in enumerate(pairs, start):
+                if query is None or text is None:
+                    rows.add_error(row, NULL_TEXT)
+                else:
+                    self._add_pair(rows, row, (next(first), next(second)), (self._prompt + query, text), room)
+        return rows.build()
+
+    def _add(self, rows: _RowBuilder, row: int, text: TextTokens, room: int) -> None:
+        truncated = text.cut or len(text.ids) > room
+        if truncated and self._truncate == "error":
+            rows.add_error(row, _too_long([text], self._single.count, self.max_tokens), truncated=True)
+        else:
+            rows.add(row, truncated, self._cut(text.ids, room))
+
+    def _cut(self, ids: list[int], length: int) -> list[int]:
+        if len(ids) <= length:
+            return ids
+        return ids[:length] if self._side == "right" else ids[len(ids) - length :]
+
+    def _count_prompt_tokens(self, special_tokens: frozenset[str]) -> int:
+        ids = self._single.ids(self._tokenizer.encode(self._prompt, add_special_tokens=False).ids)
+        special = {self._tokenizer.token_to_id(token) for token in special_tokens} | set(self._single.pieces[1])
+        return min(len(ids) - (bool(ids) and ids[-1] in special), self.max_tokens)
+
+    def _check_room(self, layout: SpecialLayout) -> None:
+        if self.max_tokens <= layout.count:
+            raise InputError(
+                f"task.max_tokens leaves no room beside {layout.count} special tokens: `{self.max_tokens}`",
+                hint=f"the limit comes from {self.max_tokens_rule}",
+            )
+
+    def _pair_layout(self) -> SpecialLayout:
+        if self._pair is None:
+            pair = read_special_layout(self._tokenizer, 2)
+            self._check_room(pair)
+            self._pair = pair
+        return self._pair
+
+    def _add_pair(
+        self, rows: _RowBuilder, row: int, pair: tuple[TextTokens, TextTokens], texts: tuple[str, str], room: int
+    ) -> None:
+        first, second = pair
+        truncated = first.cut or second.cut or len(first.ids) + len(second.ids) > room
+        if truncated and self._truncate == "error":
+            rows.add_error(row, _too_long(pair, self._pair_layout().count, self.max_tokens), truncated=True)
+            return
+        if room % 2 and min(len(first.ids), len(second.ids)) > room:
+            # The odd token goes to the longer text: only here both lengths matter beyond the room.
+            first, second = map(self._encoder.encode_whole, texts)
+        lengths = share_room(len(first.ids), len(second.ids), room)
+        rows.add(row, truncated, self._cut(first.ids, lengths[0]), self._cut(second.ids, lengths[1]))
+
+
+def share_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """Tokens that each text of a pair keeps, as the tokenizers library's `longest_first` has it.
+
+    The longer text gives way until both fit or both are equally long; of an odd room it has the one more.
+
+    Args:
+        first: Tokens of the first text.
+        second: Tokens of the second.
+        room: Tokens that both may have together.
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second)
+    longer = room - shorter
+    if shorter > longer:
+        shorter, longer = room // 2, room - room // 2
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def _too_long(texts: Sequence[TextTokens], special_tokens: int, max_tokens: int) -> str:
+    whole = all(text.complete for text in texts)
+    count = f"{sum(len(text.ids) for text in texts) + special_tokens}" if whole else f"more than {max_tokens}"
+    return f"{TOO_LONG}: `{count} of {max_tokens}`"
+
+
+class _RowBuilder:
+    """Gathers rows in order."""
+
+    def __init__(self, rows: int, layout: SpecialLayout, *, with_types: bool) -> None:
+        self._layout = layout
+        self._ids: list[list[int]] = []
+        self._types: list[list[int]] | None = [] if with_types else None
+        self._truncated = np.zeros(rows, np.bool_)
+        self._errors: dict[int, str] = {}
+
+    def add(self, row: int, truncated: bool, *texts: list[int]) -> None:
+        """Lay out one row; one without any token is an error."""
+        ids = self._layout.ids(*texts)
+        if not ids:
+            self.add_error(row, NO_TOKENS, truncated=truncated)
+            return
+        self._ids.append(ids)
+        if self._types is not None:
+            self._types.append(self._layout.types(*map(len, texts)))
+        self._truncated[row] = truncated
+
+    def add_error(self, row: int, error: str, *, truncated: bool = False) -> None:
+        """Give one row an error and no token."""
+        self._errors[row] = error
+        self._truncated[row] = truncated
+        self._ids.append([])
+        if self._types is not None:
+            self._types.append([])
+
+    def build(self) -> TokenRows:
+        """Everything gathered, as arrays."""
+        lengths = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
+        total = int(lengths.sum())
+        if total > _MOST_TOKENS:
+            raise InputError(f"too many tokens for one call: `{total}`")
+        offsets = np.zeros(len(self._ids) + 1, np.uint32)
+        np.cumsum(lengths, out=offsets[1:])
+        types = None
+        if self._types is not None:
+            types = np.fromiter(chain.from_iterable(self._types), np.uint32, total)
+        ids = np.fromiter(chain.from_iterable(self._ids), np.uint32, total)
+        return TokenRows(ids, offsets, self._truncated, self._errors, types)
