@@ -6,7 +6,7 @@ Facts are gathered by `jobs.facts` and judged here, so that every judgement can 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,21 +52,6 @@ def examine(facts: Facts | None = None) -> list[Finding]:
         facts = gather_facts()
     parts = (_cpu, _memory, _disk, _engine, _gpu, _ray, _names, _shell, _hub, _store)
     return [finding for part in parts for finding in part(facts)]
-
-
-def finding_rows(findings: Sequence[Finding]) -> list[tuple[str, str, str, str]]:
-    """Rows of area, status, what and hint for a table; an area's name stands in its first row only."""
-    rows: list[tuple[str, str, str, str]] = []
-    last = ""
-    for finding in findings:
-        rows.append((finding.area if finding.area != last else "", finding.status, finding.what, finding.hint or ""))
-        last = finding.area
-    return rows
-
-
-def has_problems(findings: Iterable[Finding]) -> bool:
-    """True when a finding is a problem."""
-    return any(finding.status == "problem" for finding in findings)
 
 
 def _cpu(facts: Facts) -> Iterable[Finding]:

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from sharding.plan_file import check_drift, read_plan, write_plan
-
 from jobs.backend import Backend
 from jobs.dispatch import Dispatcher
 from jobs.errors import ExitCode
@@ -31,6 +29,7 @@ from sharding.failpoints import failpoint
 from sharding.lease import Lease
 from sharding.manifest import ShardReceipt
 from sharding.plan import ShardPlan
+from sharding.plan_file import check_drift, read_plan, write_plan
 from sharding.storage import Storage
 
 _log = logging.getLogger(__name__)

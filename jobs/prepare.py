@@ -13,11 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from jobs.spec import JobSpec
-from sharding.errors import InputError
+from sharding.errors import InfrastructureError, InputError
 from sharding.plan import ShardPlan, make_plan, plan_shards
 from sharding.source import SourceListing, list_sources
 from sharding.storage import Storage, is_inside, open_storage
 from workers.config import DeviceKind, ModelConfig, TaskConfig, WorkerConfig
+from workers.devices import cuda_obstacle, probe_cuda
 from workers.engine.base import EngineInfo
 from workers.engine.fake import is_fake
 from workers.engine.load import inspect_model
@@ -55,13 +56,14 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     listing = list_sources(spec.input.path)
     _check_output_apart(spec, listing, output)
     templates = _check_templates(spec, listing.schema)
+    device = _decide_device(spec)
     model = _resolve(spec)
     info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling)
     task, notes = _decide_task(spec, model, info)
     width = min(task.dimensions or info.width, info.width)
     output_schema, columns, results = _output_schema(spec, listing.schema, width)
     shards = plan_shards(listing.files, target_rows=spec.sharding.target_rows, target_bytes=spec.sharding.target_bytes)
-    model_config = ModelConfig(model.source, model.revision, model.digest, info.dtype, device=_device(spec))
+    model_config = ModelConfig(model.source, model.revision, model.digest, info.dtype, device)
     plan = make_plan(
         job=spec.name,
         identity=_identity(spec, task, model_config, output_schema),
@@ -198,8 +200,23 @@ def _without_pandas(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] |
     return {key: value for key, value in metadata.items() if key != b"pandas"} if metadata else None
 
 
-def _device(spec: JobSpec) -> DeviceKind:
-    return "cpu" if spec.model.device == "auto" else spec.model.device
+def _decide_device(spec: JobSpec) -> DeviceKind:
+    """`auto` takes a GPU where build and machine have one; `cuda` insists.
+
+    Raises:
+        InfrastructureError: CUDA was asked for, and build, driver or device is missing.
+    """
+    if spec.model.device == "cpu" or is_fake(spec.model.source):
+        return "cpu"
+    from workers.engine.candle import capabilities
+
+    obstacle = cuda_obstacle(bool(capabilities()["cuda"]), probe_cuda())
+    if obstacle is None:
+        return "cuda"
+    if spec.model.device == "auto":
+        return "cpu"
+    message, hint = obstacle
+    raise InfrastructureError(f"{message}: `model.device: cuda`", hint=hint)
 
 
 def _identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: pa.Schema) -> dict[str, str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sharding.plan_file import read_plan
 
 from jobs.prepare import PreparedJob, prepare_job
 from jobs.spec import JobSpec
+from sharding.plan_file import read_plan
 from workers.batch import batch_tokens, row_lengths
 from workers.config import AssignedPiece
 from workers.engine.load import load_engine

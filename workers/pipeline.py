@@ -21,13 +21,14 @@ from workers.config import Assignment, ShardResult, WorkerConfig
 from workers.engine.base import Engine
 from workers.flow import Ahead, Behind
 from workers.forward import RowResults, compute_window
-from workers.read import RowBatch, read_rows
+from workers.read import MOST_BATCH_ROWS, RowBatch, read_rows
 from workers.repair import read_kept
 from workers.template import TextTemplate, parse_template
 from workers.texts import RepeatedTexts, TextWindow, Tokenizer, tokenize_window
 from workers.write import PartWriter
 
 _log = logging.getLogger(__name__)
+_RESULT_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -109,7 +110,8 @@ def _windows(
     kept = None
     if assignment.repair_part is not None:
         kept = read_kept(tools.output, assignment.repair_part, config)
-    for batch in read_rows(assignment.pieces, _read_columns(config, templates)):
+    most_rows = max(1, min(MOST_BATCH_ROWS, _RESULT_BYTES // (4 * tools.engine.info.width)))
+    for batch in read_rows(assignment.pieces, _read_columns(config, templates), most_rows=most_rows):
         window = _probed(batch, assignment.probe)
         if window is not None:
             kept_rows = None if kept is None else kept.take(window.rows.num_rows)

@@ -13,8 +13,9 @@ from sharding.failpoints import failpoint
 from sharding.storage import open_storage, split_uri
 from workers.config import AssignedPiece
 
-_BATCH_ROWS = 2048
+MOST_BATCH_ROWS = 2048
 _BATCH_BYTES = 16 << 20
+_DECODED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,18 @@ class RowBatch:
     rows: pa.RecordBatch
 
 
-def read_rows(pieces: Sequence[AssignedPiece], columns: Sequence[str]) -> Iterator[RowBatch]:
+def read_rows(
+    pieces: Sequence[AssignedPiece], columns: Sequence[str], *, most_rows: int = MOST_BATCH_ROWS
+) -> Iterator[RowBatch]:
     """Stream the rows of a shard.
 
-    A batch holds about 16 MiB by the footer's figures and at most 2,048 rows: a giant row group never loads whole.
+    A batch holds at most `most_rows` rows, and stops growing at 16 MiB. Files are decoded 64 rows at a time, fewer
+    where the footer tells of large rows: neither a giant row group nor a dictionary of long texts unfolds in memory.
 
     Args:
         pieces: Row ranges of source files, in order.
         columns: Top-level columns to read, in the order wanted.
+        most_rows: Most rows of a batch.
 
     Raises:
         DriftError: A file is no longer the one that was planned.
@@ -40,7 +45,7 @@ def read_rows(pieces: Sequence[AssignedPiece], columns: Sequence[str]) -> Iterat
     """
     position = 0
     for piece in pieces:
-        for rows in read_file_rows(piece, columns):
+        for rows in _gathered(read_file_rows(piece, columns), most_rows):
             failpoint("read")
             yield RowBatch(position, rows)
             position += rows.num_rows
@@ -64,13 +69,38 @@ def read_file_rows(piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.
         raise RetryShard(f"cannot read rows {piece.start} to {piece.stop} ({error}): `{piece.path}`") from error
 
 
+def _gathered(batches: Iterator[pa.RecordBatch], most_rows: int) -> Iterator[pa.RecordBatch]:
+    """Consecutive batches joined until they are large enough; joined the same way in every run."""
+    pending: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in batches:
+        if pending and rows + batch.num_rows > most_rows:
+            yield _joined(pending)
+            pending, rows, size_bytes = [], 0, 0
+        pending.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if size_bytes >= _BATCH_BYTES:
+            yield _joined(pending)
+            pending, rows, size_bytes = [], 0, 0
+    if pending:
+        yield _joined(pending)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
+
+
 def _file_rows(file: pq.ParquetFile, piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     first_row = 0
     for group in range(file.metadata.num_row_groups):
         footer = file.metadata.row_group(group)
         start, stop = max(piece.start, first_row), min(piece.stop, first_row + footer.num_rows)
         if start < stop:
-            batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size)))
+            batch_rows = max(1, min(_DECODED_ROWS, _BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size)))
             row = first_row
             for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns)):
                 low, high = max(start - row, 0), min(stop - row, batch.num_rows)

@@ -97,7 +97,7 @@ class TextTokenizer:
         Args:
             texts: A null is a row error.
         """
-        rows = _RowBuilder(len(texts), self._single, with_types=self._single.has_types)
+        rows = _RowBuilder(len(texts), with_types=self._single.has_types)
         room = self.max_tokens - self._single.count
         for start in range(0, len(texts), _BATCH_TEXTS):
             batch = texts[start : start + _BATCH_TEXTS]
@@ -106,11 +106,14 @@ class TextTokenizer:
                 if text is None:
                     rows.add_error(row, NULL_TEXT)
                 else:
-                    self._add(rows, row, next(encoded), room)
+                    self._add(rows, row, next(encoded))
         return rows.build()
 
     def tokenize_pairs(self, queries: Sequence[str | None], texts: Sequence[str | None]) -> TokenRows:
         """Tokenise pairs; too long ones lose tokens of the longer text first, as `longest_first` does.
+
+        A pair whose second text is empty is the first one alone, without a second separator, as transformers has it for
+        one pair at a time.
 
         Args:
             queries: First text of each pair; a null is a row error.
@@ -120,8 +123,8 @@ class TextTokenizer:
             Rows with `type_ids`.
         """
         layout = self._pair_layout()
-        rows = _RowBuilder(len(texts), layout, with_types=True)
-        room = self.max_tokens - layout.count
+        rows = _RowBuilder(len(texts), with_types=True)
+        room = self.max_tokens - min(layout.count, self._single.count)
         for start in range(0, len(texts), _BATCH_TEXTS):
             pairs = list(zip(queries[start : start + _BATCH_TEXTS], texts[start : start + _BATCH_TEXTS], strict=True))
             whole = [(query, text) for query, text in pairs if query is not None and text is not None]
@@ -130,16 +133,41 @@ class TextTokenizer:
             for row, (query, text) in enumerate(pairs, start):
                 if query is None or text is None:
                     rows.add_error(row, NULL_TEXT)
+                    continue
+                encoded = next(first), next(second)
+                if text:
+                    self._add_pair(rows, row, encoded, (self._prompt + query, text), layout)
                 else:
-                    self._add_pair(rows, row, (next(first), next(second)), (self._prompt + query, text), room)
+                    self._add(rows, row, encoded[0])
         return rows.build()
 
-    def _add(self, rows: _RowBuilder, row: int, text: TextTokens, room: int) -> None:
+    def _add(self, rows: _RowBuilder, row: int, text: TextTokens) -> None:
+        room = self.max_tokens - self._single.count
         truncated = text.cut or len(text.ids) > room
         if truncated and self._truncate == "error":
             rows.add_error(row, _too_long([text], self._single.count, self.max_tokens), truncated=True)
         else:
-            rows.add(row, truncated, self._cut(text.ids, room))
+            rows.add(row, truncated, self._single, self._cut(text.ids, room))
+
+    def _add_pair(
+        self,
+        rows: _RowBuilder,
+        row: int,
+        pair: tuple[TextTokens, TextTokens],
+        texts: tuple[str, str],
+        layout: SpecialLayout,
+    ) -> None:
+        room = self.max_tokens - layout.count
+        first, second = pair
+        truncated = first.cut or second.cut or len(first.ids) + len(second.ids) > room
+        if truncated and self._truncate == "error":
+            rows.add_error(row, _too_long(pair, layout.count, self.max_tokens), truncated=True)
+            return
+        if room % 2 and min(len(first.ids), len(second.ids)) > room:
+            # The odd token goes to the longer text: only here both lengths matter beyond the room.
+            first, second = map(self._encoder.encode_whole, texts)
+        lengths = share_room(len(first.ids), len(second.ids), room)
+        rows.add(row, truncated, layout, self._cut(first.ids, lengths[0]), self._cut(second.ids, lengths[1]))
 
     def _cut(self, ids: list[int], length: int) -> list[int]:
         if len(ids) <= length:
@@ -164,20 +192,6 @@ class TextTokenizer:
             self._check_room(pair)
             self._pair = pair
         return self._pair
-
-    def _add_pair(
-        self, rows: _RowBuilder, row: int, pair: tuple[TextTokens, TextTokens], texts: tuple[str, str], room: int
-    ) -> None:
-        first, second = pair
-        truncated = first.cut or second.cut or len(first.ids) + len(second.ids) > room
-        if truncated and self._truncate == "error":
-            rows.add_error(row, _too_long(pair, self._pair_layout().count, self.max_tokens), truncated=True)
-            return
-        if room % 2 and min(len(first.ids), len(second.ids)) > room:
-            # The odd token goes to the longer text: only here both lengths matter beyond the room.
-            first, second = map(self._encoder.encode_whole, texts)
-        lengths = share_room(len(first.ids), len(second.ids), room)
-        rows.add(row, truncated, self._cut(first.ids, lengths[0]), self._cut(second.ids, lengths[1]))
 
 
 def share_room(first: int, second: int, room: int) -> tuple[int, int]:
@@ -208,22 +222,21 @@ def _too_long(texts: Sequence[TextTokens], special_tokens: int, max_tokens: int)
 class _RowBuilder:
     """Gathers rows in order."""
 
-    def __init__(self, rows: int, layout: SpecialLayout, *, with_types: bool) -> None:
-        self._layout = layout
+    def __init__(self, rows: int, *, with_types: bool) -> None:
         self._ids: list[list[int]] = []
         self._types: list[list[int]] | None = [] if with_types else None
         self._truncated = np.zeros(rows, np.bool_)
         self._errors: dict[int, str] = {}
 
-    def add(self, row: int, truncated: bool, *texts: list[int]) -> None:
+    def add(self, row: int, truncated: bool, layout: SpecialLayout, *texts: list[int]) -> None:
         """Lay out one row; one without any token is an error."""
-        ids = self._layout.ids(*texts)
+        ids = layout.ids(*texts)
         if not ids:
             self.add_error(row, NO_TOKENS, truncated=truncated)
             return
         self._ids.append(ids)
         if self._types is not None:
-            self._types.append(self._layout.types(*map(len, texts)))
+            self._types.append(layout.types(*map(len, texts)))
         self._truncated[row] = truncated
 
     def add_error(self, row: int, error: str, *, truncated: bool = False) -> None:

@@ -27,7 +27,8 @@ def inspect_candle(path: Path, kind: TaskKind, pooling: str) -> EngineInfo:
         ModelError: It cannot be loaded, or not for this task.
     """
     try:
-        return _info(candle_py.inspect(str(path), pooling=pooling if kind == "embed" else "auto"), kind)
+        asked = {} if pooling == "auto" else {"pooling": pooling}
+        return _info(candle_py.inspect(str(path), **asked), kind)
     except candle_py.EngineError as error:
         raise _translated(error) from error
 

@@ -18,6 +18,7 @@ HARD_BOUND_CHARS_PER_TOKEN = 64
 
 _FIRST_CHARS = 512
 _FIRST_CHARS_PER_TOKEN = 4
+_GROWTH = 4
 _CALL_TEXTS = 512
 _CALL_CHARS = 1 << 20
 
@@ -41,7 +42,7 @@ class BoundedEncoder:
     """Tokenises texts in batches, on as many threads as the tokenizers library uses.
 
     A long text is cut, tokenised, and taken when more tokens than its row has room for are certain not to depend on
-    what was cut off; otherwise twice as much of it is tried, up to the whole text or the hard bound. See
+    what was cut off; otherwise four times as much of it is tried, up to the whole text or the hard bound. See
     `workers.model.stable` for what is certain. Time and memory for one text are bounded, whatever its length.
 
     Args:
@@ -87,7 +88,7 @@ class BoundedEncoder:
                     found[row] = TextTokens(encoding.ids[:stable], cut[row], complete=False)
                 else:
                     waiting.append(row)
-            chars *= 2
+            chars *= _GROWTH
         for row, ids in self._encode_whole(bounded, whole):
             found[row] = TextTokens(ids, cut[row], complete=not cut[row])
         return [found[row] for row in range(len(texts))]

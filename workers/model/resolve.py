@@ -62,10 +62,10 @@ def resolve_model(source: str, revision: str | None = None, *, offline: bool | N
         refuse_revision(source, revision)
         return locate(find_in_package(source), source, None)
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if source and folder.is_dir():
         refuse_revision(source, revision)
         return locate(folder.resolve(), source, None)
-    if folder.exists():
+    if source and folder.exists():
         raise NotFoundError(f"the model source is a file, not a folder: `{source}`")
     if not is_hub_id(source):
         raise NotFoundError(

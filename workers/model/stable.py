@@ -104,7 +104,8 @@ def _rule_of(content: dict[str, Any]) -> Rule:
         return "words"
     model = content.get("model") or {}
     kind = model.get("type", "BPE" if "merges" in model else "")
-    if kind == "BPE" and not any(map(_CROSSES_SPACE.search, model.get("vocab", ()))):
+    added = {token.get("content") for token in content.get("added_tokens") or ()}
+    if kind == "BPE" and not any(map(_CROSSES_SPACE.search, set(model.get("vocab", ())) - added)):
         return "spaces"
     if kind == "Unigram" and not any(_CROSSES_SPACE.search(piece) for piece, _ in model.get("vocab", ())):
         return "spaces"
