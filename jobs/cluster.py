@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 << 20
 _READY_TIMEOUT_S = 300.0
 _PROGRESS_TIMEOUT_S = 2.0
+_KNOCK_TIMEOUT_S = 10.0
 _SECOND_S = 1.0
 _MOST_REPLACEMENTS_IN_A_ROW = 5
 
@@ -93,6 +95,7 @@ class RayBackend:
                     namespace="candelabra",
                 )
             else:
+                _knock(self._address)
                 ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
         except RayAuthenticationError as error:
             raise AuthenticationError(
@@ -203,6 +206,17 @@ class RayBackend:
         if self._connected_here:
             ray.shutdown()
             self._connected_here = False
+
+
+def _knock(address: str) -> None:
+    """Ray waits a minute for a cluster that is not there; a refused connection tells at once.
+
+    Raises:
+        OSError: Nobody listens at `host:port`. Other forms of address are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -192,12 +192,14 @@ def _output_schema(spec: JobSpec, schema: pa.Schema, width: int) -> tuple[pa.Sch
         )
     columns = tuple(name for name in passed if name not in names)
     fields = [schema.field(name) for name in columns] + results
-    return pa.schema(fields, metadata=_without_pandas(schema.metadata)), columns, tuple(names)
+    return pa.schema(fields, metadata=_still_true(schema.metadata)), columns, tuple(names)
 
 
-def _without_pandas(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] | None:
-    """Schema metadata less pandas' own, which describes columns by position and would no longer be true."""
-    return {key: value for key, value in metadata.items() if key != b"pandas"} if metadata else None
+def _still_true(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] | None:
+    """Schema metadata less what pandas and datasets wrote: both describe the columns, which are others now."""
+    return (
+        {key: value for key, value in metadata.items() if key not in (b"pandas", b"huggingface")} if metadata else None
+    )
 
 
 def _decide_device(spec: JobSpec) -> DeviceKind:

@@ -16,6 +16,7 @@ from workers.config import AssignedPiece
 MOST_BATCH_ROWS = 2048
 _BATCH_BYTES = 16 << 20
 _DECODED_ROWS = 64
+_READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def read_file_rows(piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.
             hint="put the file back, or start a new output",
         )
     try:
-        with pq.ParquetFile(storage.open_parquet_source(name, entry), pre_buffer=False) as file:
+        with pq.ParquetFile(
+            storage.open_parquet_source(name, entry), pre_buffer=False, buffer_size=_READ_BYTES
+        ) as file:
             yield from _file_rows(file, piece, columns)
     except (pa.ArrowException, OSError) as error:
         raise RetryShard(f"cannot read rows {piece.start} to {piece.stop} ({error}): `{piece.path}`") from error

@@ -16,6 +16,9 @@ from sharding.storage import Storage
 from workers.config import WorkerConfig
 
 
+_READ_BYTES = 8 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class KeptResults:
     """Result columns of some rows from the part on disk; `good` marks the rows without error."""
@@ -66,7 +69,7 @@ def read_kept(output: Storage, part: str, config: WorkerConfig) -> KeptReader:
     """Open the result columns of a final part."""
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(output.open_parquet_source(part), pre_buffer=False) as file:
+        with pq.ParquetFile(output.open_parquet_source(part), pre_buffer=False, buffer_size=_READ_BYTES) as file:
             yield from file.iter_batches(2048, columns=list(config.result_columns))
 
     return KeptReader(batches(), config.result_columns)
