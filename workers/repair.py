@@ -15,7 +15,6 @@ from sharding.errors import RetryShard
 from sharding.storage import Storage
 from workers.config import WorkerConfig
 
-
 _READ_BYTES = 8 << 20
 
 
