@@ -48,6 +48,14 @@ class LeaseKeeper:
         if self._lost is not None:
             raise self._lost
 
+    def check_now(self) -> None:
+        """As `check`, but asks the store: for an error that a takeover would explain."""
+        if self._lost is None and self._lease.is_lost():
+            self._lost = LeaseLostError(
+                "another driver took this output over while this one worked", hint="see `candelabra status`"
+            )
+        self.check()
+
     def __enter__(self) -> LeaseKeeper:
         self._thread.start()
         return self

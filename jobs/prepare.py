@@ -60,8 +60,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     model = _resolve(spec)
     info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling)
     task, notes = _decide_task(spec, model, info)
-    width = min(task.dimensions or info.width, info.width)
-    output_schema, columns, results = _output_schema(spec, listing.schema, width)
+    output_schema, columns, results = _output_schema(spec, listing.schema, task.width)
     shards = plan_shards(listing.files, target_rows=spec.sharding.target_rows, target_bytes=spec.sharding.target_bytes)
     model_config = ModelConfig(model.source, model.revision, model.digest, info.dtype, device)
     plan = make_plan(
@@ -170,6 +169,7 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
         pooling=pooling,
         normalize=info.normalize if asked.normalize == "auto" else asked.normalize,
         dimensions=asked.dimensions,
+        width=asked.dimensions or info.width,
         max_tokens=max_tokens,
         truncate=asked.truncate,
     )

@@ -82,8 +82,7 @@ def preview_job(spec: JobSpec) -> JobPreview:
     lengths = sample.lengths
     mean = float(lengths.mean()) if len(lengths) else 0.0
     pace = _pace(prepared, sample) if len(lengths) else 0.0
-    width = config.task.dimensions or info.width
-    per_row = 4 * width if config.task.kind == "embed" else _FACT_BYTES
+    per_row = 4 * config.task.width if config.task.kind == "embed" else _FACT_BYTES
     return JobPreview(
         job=plan.job,
         output=prepared.output.uri,

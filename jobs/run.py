@@ -94,6 +94,9 @@ class ShardRunner:
                 self._gather_commits()
                 self._tell("running", backend)
             self._tell("running", backend, at_once=True)
+        except StopJob:
+            self._keeper.check_now()
+            raise
         finally:
             committers.shutdown(wait=True, cancel_futures=True)
             backend.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from job_files import JobFiles, leftovers, part_digests, sample_table
 
+from jobs import run_job
 from sharding.failpoints import NAMES
 
 _STEPS = sorted(NAMES)
@@ -127,3 +129,40 @@ def test_an_interrupted_driver_finishes_what_is_in_flight_and_can_be_resumed(
     assert not (files.out() / "_SUCCESS").exists()
     assert files.run("submit", spec).code == 0
     assert files.rows()["id"].to_pylist() == list(range(4000))
+
+
+def test_a_driver_on_a_silent_host_is_taken_over_and_what_it_does_later_never_counts(
+    files: JobFiles, reference: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec_file = str(files.spec_file())
+    first = files.start("submit", spec_file)
+    receipts = files.out() / "_candelabra" / "receipts"
+    while len(list(receipts.glob("*.json"))) < 2:
+        assert first.poll() is None
+        time.sleep(0.002)
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        lease = files.out() / "_candelabra" / "lease" / "000001.json"
+        record = json.loads(lease.read_text())
+        lease.write_text(json.dumps(record | {"host": "elsewhere", "boot_id": "another"}))
+        monkeypatch.setattr("jobs.driver.LEASE_TIMEOUT_S", 1.0)
+        report = run_job(files.spec())
+        assert (report.exit_code, report.state) == (0, "complete")
+        assert part_digests(files.out()) == reference
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    _, stderr = first.communicate(timeout=60)
+    assert first.returncode == 4, stderr
+    assert part_digests(files.out()) == reference
+
+
+@pytest.mark.parametrize("rows", [10, 130])
+def test_shards_finished_by_any_mixture_of_runs_are_the_same_bytes(
+    files: JobFiles, reference: dict[str, str], rows: int
+) -> None:
+    spec = str(files.spec_file())
+    for hit in (2, 1, 4):
+        files.run("submit", spec, environment={"CANDELABRA_FAILPOINTS": f"publish.after=kill:{hit}"})
+    final = str(files.spec_file(batch__budget_tokens=rows, workers__cpus=1))
+    assert files.run("submit", final).code == 0
+    assert part_digests(files.out()) == reference

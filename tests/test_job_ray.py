@@ -25,7 +25,7 @@ def ray_processes(root: psutil.Process) -> list[psutil.Process]:
 
 
 def is_ray(process: psutil.Process) -> bool:
-    """Whether a process is one of Ray's servers or workers. (Its agents notice a dead server only after half a minute.)"""
+    """Whether a process is one of Ray's servers or workers; its agents notice a dead server only half a minute later."""
     try:
         words = " ".join(process.cmdline())
     except psutil.Error:

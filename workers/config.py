@@ -25,6 +25,7 @@ class TaskConfig:
         pooling: Pooling modes joined by `+`, or None where the task has none.
         normalize: L2-normalise embeddings.
         dimensions: Cut embeddings to this many leading values first, or None.
+        width: Values that the engine gives per row: of the embedding, or logits.
         max_tokens: Most tokens of one row, special tokens included.
         truncate: Cut longer texts at the end, or make them row errors.
     """
@@ -38,6 +39,7 @@ class TaskConfig:
     pooling: str | None
     normalize: bool
     dimensions: int | None
+    width: int
     max_tokens: int
     truncate: Literal["end", "error"]
 

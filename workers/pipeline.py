@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from sharding.errors import NotFoundError, RetryShard
 from sharding.failpoints import failpoint
 from sharding.layout import AttemptName, attempt_path
 from sharding.storage import Storage
@@ -86,7 +87,10 @@ def run_shard(assignment: Assignment, config: WorkerConfig, tools: ShardTools) -
         if writer.rows != assignment.rows:
             raise RuntimeError(f"shard {assignment.shard} gave {writer.rows} rows for {assignment.rows}")
         failpoint("publish.before")
-        tools.output.publish_file(scratch, attempt_path(name))
+        try:
+            tools.output.publish_file(scratch, attempt_path(name))
+        except NotFoundError as error:
+            raise RetryShard(f"the finished part was removed before it was published: `{scratch}`") from error
         failpoint("publish.after")
     scratch.unlink(missing_ok=True)
     _log.info("shard=%d attempt=%d rows=%d published", assignment.shard, assignment.attempt, assignment.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class CandleEngine:
             self._engine = candle_py.Engine.load(str(path), device=device, dtype=dtype, threads=threads)
         except candle_py.EngineError as error:
             raise _translated(error) from error
-        self._info = _info(self._engine.info, task.kind)
+        info = _info(self._engine.info, task.kind)
+        self._info = replace(info, width=task.width)
 
     @property
     def info(self) -> EngineInfo:

@@ -10,6 +10,7 @@ import os
 import signal
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +82,7 @@ class FakeEngine:
 
     def __init__(self, source: str, task: TaskConfig) -> None:
         self._task = task
-        self._info = self.inspect(source, task.kind)
-        self._width = task.dimensions or self._info.width
+        self._info = replace(self.inspect(source, task.kind), width=task.width)
 
     @property
     def info(self) -> EngineInfo:
@@ -121,7 +121,7 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if _CRASH in batch.ids:
             raise RecordRow("the model cannot take this row: `crash`")
-        factors = np.arange(1, self._width + 1, dtype=np.float64)
+        factors = np.arange(1, self._info.width + 1, dtype=np.float64)
         waves = np.sin(batch.ids.astype(np.float64)[:, None] * factors)
         values: NDArray[np.float32] = np.add.reduceat(waves, batch.offsets[:-1].astype(np.int64)).astype(np.float32)
         if self._task.kind == "embed" and self._task.normalize:
