@@ -69,7 +69,7 @@ def parse_yaml_text(text: str, where: str) -> Document:
 
 def _refuse_references(text: str, where: str) -> None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark is not None else 1
         anchor = getattr(event, "anchor", None)
         if anchor is not None:
             raise SpecError(f"{where}:{line}: anchors and aliases are not accepted: `{anchor}`")

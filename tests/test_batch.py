@@ -8,7 +8,9 @@ import pytest
 from workers.batch import TokenBatch, batch_tokens, row_lengths
 
 
-def make(lengths: list[int], budget: int, rows: list[int] | None = None) -> tuple[np.ndarray, np.ndarray, list[TokenBatch]]:
+def make(
+    lengths: list[int], budget: int, rows: list[int] | None = None
+) -> tuple[np.ndarray, np.ndarray, list[TokenBatch]]:
     rng = np.random.default_rng(3)
     ids = rng.integers(0, 1000, sum(lengths)).astype(np.uint32)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint32)

@@ -25,7 +25,7 @@ def ray_processes(root: psutil.Process) -> list[psutil.Process]:
 
 
 def is_ray(process: psutil.Process) -> bool:
-    """Whether a process is one of Ray's servers or workers; its agents notice a dead server only half a minute later."""
+    """Whether a process is a server or worker of Ray's; its agents notice a dead server only half a minute later."""
     try:
         words = " ".join(process.cmdline())
     except psutil.Error:

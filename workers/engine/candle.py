@@ -28,8 +28,7 @@ def inspect_candle(path: Path, kind: TaskKind, pooling: str) -> EngineInfo:
         ModelError: It cannot be loaded, or not for this task.
     """
     try:
-        asked = {} if pooling == "auto" else {"pooling": pooling}
-        return _info(candle_py.inspect(str(path), **asked), kind)
+        return _info(candle_py.inspect(str(path), pooling=pooling), kind)
     except candle_py.EngineError as error:
         raise _translated(error) from error
 

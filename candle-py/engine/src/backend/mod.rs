@@ -1,0 +1,81 @@
+//! What a model needs of a device. Models are written against this trait alone; today the CPU implements it.
+
+mod cpu;
+
+pub use self::cpu::CpuBackend;
+
+use candle_core::Tensor;
+
+use crate::cpu::Activation;
+use crate::error::Result;
+use crate::pooling::Pooling;
+use crate::rotary::Angles;
+use crate::weights::Layers;
+
+/// A device: it takes layers in, and computes with them on its own buffers.
+///
+/// A buffer holds float32 rows; every operation that writes one sets its rows and width. Sequences lie one after the
+/// other without padding; `offsets` tells where each begins, and where the last ends.
+pub trait Backend: Layers + Send + Sync {
+    /// Rows of activations.
+    type Buffer: Default + Send;
+
+    /// Takes a table of rows in.
+    fn embedding(&self, table: Tensor) -> Result<Self::Embedding>;
+    /// Takes a weight `(out_features, in_features)` and a bias in.
+    fn linear(&self, weight: Tensor, bias: Option<Tensor>) -> Result<Self::Linear>;
+    /// Takes a layer norm in.
+    fn norm(&self, weight: Tensor, bias: Option<Tensor>, eps: f32) -> Result<Self::Norm>;
+
+    /// `out[i] = table[ids[i]]`.
+    fn gather(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
+    /// `out[i] += table[ids[i]]`.
+    fn gather_add(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
+    /// `out = after(x @ weight^T + bias)`.
+    fn project(&self, linear: &Self::Linear, x: &Self::Buffer, after: After<'_, Self::Buffer>, out: &mut Self::Buffer);
+    /// Layer normalisation in place.
+    fn normalize(&self, norm: &Self::Norm, x: &mut Self::Buffer);
+    /// `out = x`.
+    fn copy(&self, x: &Self::Buffer, out: &mut Self::Buffer);
+    /// `out = activation(first half of x) * second half of x`.
+    fn gate(&self, x: &Self::Buffer, activation: Activation, out: &mut Self::Buffer);
+    /// Rotates the queries and keys in `(queries, keys, values)` rows, each sequence from position 0.
+    fn rotate(&self, angles: &Angles, offsets: &[usize], attention: &Attention, qkv: &mut Self::Buffer);
+    /// Attention of every sequence to itself, from `(queries, keys, values)` rows.
+    fn attend(
+        &self,
+        attention: &Attention,
+        offsets: &[usize],
+        qkv: &Self::Buffer,
+        scratch: &mut Self::Buffer,
+        out: &mut Self::Buffer,
+    );
+    /// One row per sequence.
+    fn pool(&self, pooling: &Pooling, offsets: &[usize], skip: usize, x: &Self::Buffer, out: &mut Self::Buffer);
+    /// Divides every row by its Euclidean norm.
+    fn l2_normalize(&self, x: &mut Self::Buffer);
+    /// Copies the first `width` numbers of every row to the host.
+    fn read(&self, x: &Self::Buffer, width: usize, out: &mut [f32]);
+}
+
+/// What follows a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub enum After<'a, Buffer> {
+    /// Nothing.
+    Nothing,
+    /// An activation.
+    Activation(Activation),
+    /// The addition of another buffer of the same size.
+    Add(&'a Buffer),
+}
+
+/// The attention of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Heads of queries, keys and values.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// How many tokens away on either side a token sees; `None` for all.
+    pub window: Option<usize>,
+}

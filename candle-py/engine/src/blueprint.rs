@@ -1,0 +1,70 @@
+//! A model folder read and checked as a whole, before any weight is: configuration, module chain, and every tensor's
+//! name, shape and dtype. Loading and inspecting both start here, so that what one refuses the other refuses too.
+
+use std::path::Path;
+
+use crate::config::{ModelConfig, SentenceConfig, SentenceModule};
+use crate::error::{Problems, Result};
+use crate::models::{self, Classifier, Encoder};
+use crate::weights::{Checkpoint, Declaration, Declared, Extras, Source};
+
+/// A model that is known to fit together.
+#[derive(Debug)]
+pub struct Blueprint {
+    /// The transformer's configuration.
+    pub config: ModelConfig,
+    /// The way from hidden states to an embedding.
+    pub sentence: SentenceConfig,
+    /// What the encoder's tensor names begin with.
+    pub prefix: &'static str,
+    /// The transformer's tensors.
+    pub checkpoint: Checkpoint,
+    /// The tensors of each Dense module, in order.
+    pub dense: Vec<Checkpoint>,
+    /// Numbers in all tensors that the model uses.
+    pub parameters: usize,
+}
+
+/// The name of a Dense module's layer in its own files.
+pub const DENSE_LAYER: &str = "linear";
+
+impl Blueprint {
+    /// Reads the folder `dir`.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged; else all that does not fit, told together.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let mut problems = Problems::default();
+        let sentence = SentenceConfig::read(dir, &mut problems)?;
+        let transformer = dir.join(&sentence.transformer_path);
+        let config = ModelConfig::read(&transformer, &mut problems)?;
+        sentence.check_widths(config.encoder.hidden_size(), &mut problems);
+        problems.into_result(dir)?;
+
+        let mut problems = Problems::default();
+        let checkpoint = Checkpoint::open(&transformer)?;
+        let prefix = models::prefix(&config.encoder, &checkpoint);
+        let mut declaration = Declaration::default();
+        Encoder::<Declared>::build(&config.encoder, prefix, &mut declaration)?;
+        if let Some(labels) = &config.labels {
+            Classifier::<Declared>::build(&config.encoder, prefix, labels.names.len(), &mut declaration)?;
+        }
+        let extras = models::extras(&config.encoder, prefix, config.labels.is_some());
+        declaration.check(&checkpoint, &extras, &mut problems);
+        let mut parameters = declaration.parameters();
+
+        let mut dense = Vec::new();
+        for module in &sentence.modules {
+            if let SentenceModule::Dense(config) = module {
+                let checkpoint = Checkpoint::open(&config.folder)?;
+                let mut declaration = Declaration::default();
+                declaration.linear(&[DENSE_LAYER], config.out_features, config.in_features, config.bias)?;
+                declaration.check(&checkpoint, &Extras::default(), &mut problems);
+                parameters += declaration.parameters();
+                dense.push(checkpoint);
+            }
+        }
+        problems.into_result(dir)?;
+        Ok(Self { config, sentence, prefix, checkpoint, dense, parameters })
+    }
+}

@@ -1,0 +1,152 @@
+//! CPU kernels: the arithmetic of a forward over ragged `(tokens, hidden)` float32 rows. Knows nothing of models,
+//! weights files, threads or batches; every call runs on the calling thread.
+//!
+//! For one `Isa` a row's result depends on that row alone (attention: on its sequence alone), bit for bit, whatever the
+//! number of rows or the row's place among them. Sizes that do not fit are caller mistakes and panic.
+
+mod activation;
+mod attention;
+mod isa;
+mod linear;
+mod math;
+mod norm;
+mod pack;
+mod reduce;
+mod rotary;
+mod simd;
+#[cfg(target_arch = "x86_64")]
+mod simd_avx2;
+#[cfg(target_arch = "x86_64")]
+mod simd_avx512;
+mod simd_scalar;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+pub use activation::Activation;
+pub use attention::AttentionArgs;
+pub use isa::Isa;
+pub use linear::Epilogue;
+pub use pack::PackedMatrix;
+
+use simd::dispatch;
+
+/// The kernels of one instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels {
+    isa: Isa,
+}
+
+impl Kernels {
+    /// The kernels of `isa`, or `None` when this processor lacks it.
+    pub fn new(isa: Isa) -> Option<Kernels> {
+        isa.available().then_some(Kernels { isa })
+    }
+
+    /// The instruction set in force.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Packs a weight `(n, k)`, row-major as torch's Linear stores it.
+    pub fn pack(&self, weight: &[f32], n: usize, k: usize) -> PackedMatrix {
+        assert_eq!(weight.len(), n * k, "weight is not n * k");
+        dispatch(self.isa, pack::Pack { weight, n, k, isa: self.isa })
+    }
+
+    /// `out(rows, n) = epilogue(x(rows, k) @ weight^T + bias)`; `out` rows are `out_stride >= n` apart.
+    #[allow(clippy::too_many_arguments)]
+    pub fn linear(
+        &self,
+        x: &[f32],
+        rows: usize,
+        w: &PackedMatrix,
+        bias: Option<&[f32]>,
+        epilogue: Epilogue<'_>,
+        out: &mut [f32],
+        out_stride: usize,
+    ) {
+        assert_eq!(w.isa, self.isa, "weight packed for another instruction set");
+        assert_eq!(x.len(), rows * w.k(), "x is not rows * k");
+        assert!(bias.is_none_or(|bias| bias.len() == w.n()), "bias is not n");
+        assert_rows(out.len(), rows, w.n(), out_stride);
+        if let Epilogue::Add(residual, stride) = epilogue {
+            assert_rows(residual.len(), rows, w.n(), stride);
+        }
+        dispatch(self.isa, linear::Linear { x, rows, weight: w, bias, epilogue, out, out_stride });
+    }
+
+    /// Layer normalisation in place over rows of `dim`, then `* weight (+ bias)`; two-pass variance.
+    pub fn layer_norm(&self, x: &mut [f32], dim: usize, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+        assert!(dim > 0 && x.len().is_multiple_of(dim), "x is not whole rows");
+        assert!(weight.len() == dim && bias.is_none_or(|bias| bias.len() == dim), "weight or bias is not dim");
+        dispatch(self.isa, norm::LayerNorm { x, dim, weight, bias, eps });
+    }
+
+    /// Root-mean-square normalisation in place over rows of `dim`, then `* weight`.
+    pub fn rms_norm(&self, x: &mut [f32], dim: usize, weight: &[f32], eps: f32) {
+        assert!(dim > 0 && x.len().is_multiple_of(dim), "x is not whole rows");
+        assert_eq!(weight.len(), dim, "weight is not dim");
+        dispatch(self.isa, norm::RmsNorm { x, dim, weight, eps });
+    }
+
+    /// Applies `activation` in place.
+    pub fn activate(&self, x: &mut [f32], activation: Activation) {
+        dispatch(self.isa, activation::Activate { x, activation });
+    }
+
+    /// `out(rows, half) = activation(x[:, :half]) * x[:, half:]` for `x(rows, 2 * half)`.
+    pub fn gated(&self, x: &[f32], rows: usize, half: usize, activation: Activation, out: &mut [f32]) {
+        assert_eq!(x.len(), rows * half * 2, "x is not rows * 2 * half");
+        assert_eq!(out.len(), rows * half, "out is not rows * half");
+        dispatch(self.isa, activation::Gated { x, half, activation, out });
+    }
+
+    /// Attention of one sequence (see `AttentionArgs`); `out(q_len, heads * head_dim)` rows are `out_stride` apart.
+    /// `scratch` keeps its allocation between calls. A row that may look at no key becomes zero.
+    pub fn attention(&self, args: &AttentionArgs<'_>, scratch: &mut Vec<f32>, out: &mut [f32]) {
+        args.check(out.len());
+        dispatch(self.isa, attention::Attention { args, scratch, out });
+    }
+
+    /// Rotary embedding in place, half-split ("neox") form: `x` has `rows` of `heads * head_dim`, `stride` apart;
+    /// `cos` and `sin` are `(rows, head_dim / 2)`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn rotary(
+        &self,
+        x: &mut [f32],
+        stride: usize,
+        rows: usize,
+        heads: usize,
+        head_dim: usize,
+        cos: &[f32],
+        sin: &[f32],
+    ) {
+        assert!(head_dim.is_multiple_of(2), "head_dim is odd");
+        assert_rows(x.len(), rows, heads * head_dim, stride);
+        assert!(cos.len() == rows * head_dim / 2 && sin.len() == cos.len(), "tables are not rows * head_dim / 2");
+        dispatch(self.isa, rotary::Rotary { x, stride, rows, heads, head_dim, cos, sin });
+    }
+
+    /// Softmax of one row in place.
+    pub fn softmax(&self, row: &mut [f32]) {
+        dispatch(self.isa, reduce::Softmax { row });
+    }
+
+    /// Divides the row by its Euclidean norm (at least 1e-12, as torch's `normalize`); a zero row stays zero.
+    pub fn l2_normalize(&self, row: &mut [f32]) {
+        dispatch(self.isa, reduce::L2Normalize { row });
+    }
+
+    /// Inner product.
+    pub fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len(), "lengths differ");
+        dispatch(self.isa, reduce::Dot { a, b })
+    }
+}
+
+/// Asserts that a buffer of `len` holds `rows` rows of `width`, `stride` apart.
+fn assert_rows(len: usize, rows: usize, width: usize, stride: usize) {
+    assert!(stride >= width, "row stride is less than the row");
+    assert!(rows == 0 || len >= (rows - 1) * stride + width, "buffer is shorter than its rows");
+}

@@ -1,0 +1,138 @@
+//! Weights as the GEMM reads them: panels of a few registers' columns, row after row of k, padded with zeros.
+
+use super::Isa;
+use super::simd::{Op, Simd};
+
+/// Floats of a cache line, and of the widest register.
+pub(super) const LINE_FLOATS: usize = 16;
+
+/// A weight matrix in the layout that one instruction set's kernels read.
+#[derive(Clone, Debug)]
+pub struct PackedMatrix {
+    pub(super) isa: Isa,
+    pub(super) panels: Panels,
+    n: usize,
+    k: usize,
+    lines: Vec<Line>,
+}
+
+/// A cache line, so that panels start on one.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+struct Line([f32; LINE_FLOATS]);
+
+impl PackedMatrix {
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The panels, one after the other.
+    pub(super) fn floats(&self) -> &[f32] {
+        // SAFETY: a `Line` is 16 floats without padding, the vector owns them, and the result borrows it.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE_FLOATS) }
+    }
+
+    fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `floats`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * LINE_FLOATS) }
+    }
+}
+
+/// `Kernels::pack`, whose sizes it has checked.
+pub(super) struct Pack<'a> {
+    pub(super) weight: &'a [f32],
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) isa: Isa,
+}
+
+impl Op for Pack<'_> {
+    type Output = PackedMatrix;
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, _s: S) -> PackedMatrix {
+        let Pack { weight, n, k, isa } = self;
+        let panels = Panels::new(n, S::LANES, S::TILE_REGISTERS);
+        let lines = vec![Line([0.0; LINE_FLOATS]); panels.packed_len(k).div_ceil(LINE_FLOATS)];
+        let mut packed = PackedMatrix { isa, panels, n, k, lines };
+        pack_rows(weight, k, k, panels, packed.floats_mut());
+        packed
+    }
+}
+
+/// How `columns` are cut into panels: as few as the tile allows, of nearly equal width (in registers).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Panels {
+    columns: usize,
+    lanes: usize,
+    count: usize,
+    narrow: usize,
+    wide_count: usize,
+}
+
+/// One panel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Panel {
+    /// First column.
+    pub(super) start: usize,
+    /// Columns that exist (the rest, to `registers * lanes`, are zeros).
+    pub(super) columns: usize,
+    /// Width in registers.
+    pub(super) registers: usize,
+}
+
+impl Panels {
+    /// Cuts `columns` into panels of at most `most_registers` registers of `lanes`.
+    pub(super) fn new(columns: usize, lanes: usize, most_registers: usize) -> Panels {
+        let registers = columns.div_ceil(lanes);
+        let count = registers.div_ceil(most_registers);
+        let narrow = registers.checked_div(count).unwrap_or(0);
+        Panels { columns, lanes, count, narrow, wide_count: registers - narrow * count }
+    }
+
+    /// Number of panels.
+    pub(super) fn count(self) -> usize {
+        self.count
+    }
+
+    /// Panel `index`; the wide ones come first.
+    #[inline(always)]
+    pub(super) fn get(self, index: usize) -> Panel {
+        let start = (index * self.narrow + index.min(self.wide_count)) * self.lanes;
+        let registers = self.narrow + usize::from(index < self.wide_count);
+        Panel { start, columns: (registers * self.lanes).min(self.columns - start), registers }
+    }
+
+    /// Columns with their padding.
+    pub(super) fn padded_columns(self) -> usize {
+        (self.count * self.narrow + self.wide_count) * self.lanes
+    }
+
+    /// Floats of all panels for `k` rows. Panel `p` starts at float `get(p).start * k`.
+    pub(super) fn packed_len(self, k: usize) -> usize {
+        self.padded_columns() * k
+    }
+}
+
+/// Packs `from` (`panels.columns` rows of `k`, `stride` apart) so that they become the columns of the panels: a transpose.
+/// Padding columns are left as they are.
+#[inline(always)]
+pub(super) fn pack_rows(from: &[f32], stride: usize, k: usize, panels: Panels, to: &mut [f32]) {
+    for index in 0..panels.count() {
+        let panel = panels.get(index);
+        let width = panel.registers * panels.lanes;
+        let to = &mut to[panel.start * k..][..width * k];
+        for column in 0..panel.columns {
+            let from = &from[(panel.start + column) * stride..][..k];
+            for (to, value) in to.chunks_exact_mut(width).zip(from) {
+                to[column] = *value;
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Reductions over one row: the sums behind norms, the softmax of a row, inner products. One fixed order per length.
+
+use super::math::exp2;
+use super::simd::{Op, Simd};
+
+/// Sums that run side by side, to hide the latency of an addition.
+const CHAINS: usize = 4;
+
+/// `sum of term(x[i], y[i])` in one fixed order; `term(0, 0)` must be 0.
+#[inline(always)]
+pub(super) fn sum_of<S: Simd>(s: S, x: &[f32], y: &[f32], term: impl Term) -> f32 {
+    assert_eq!(x.len(), y.len(), "lengths differ");
+    let mut sums = [s.splat(0.0); CHAINS];
+    let mut i = 0;
+    while i + CHAINS * S::LANES <= x.len() {
+        for (c, sum) in sums.iter_mut().enumerate() {
+            let at = i + c * S::LANES;
+            // SAFETY: `at + LANES <= x.len() == y.len()`.
+            let (x, y) = unsafe { (s.load(x.as_ptr().add(at)), s.load(y.as_ptr().add(at))) };
+            *sum = term.add(s, x, y, *sum);
+        }
+        i += CHAINS * S::LANES;
+    }
+    while i < x.len() {
+        let count = S::LANES.min(x.len() - i);
+        // SAFETY: `count` floats are left of both.
+        let (x, y) =
+            unsafe { (s.load_first(x.as_ptr().add(i), count, 0.0), s.load_first(y.as_ptr().add(i), count, 0.0)) };
+        sums[0] = term.add(s, x, y, sums[0]);
+        i += S::LANES;
+    }
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+}
+
+/// A summand.
+pub(super) trait Term: Copy {
+    /// `sum + term(x, y)`.
+    fn add<S: Simd>(self, s: S, x: S::V, y: S::V, sum: S::V) -> S::V;
+}
+
+/// `x`.
+#[derive(Clone, Copy)]
+pub(super) struct Value;
+
+impl Term for Value {
+    #[inline(always)]
+    fn add<S: Simd>(self, s: S, x: S::V, _y: S::V, sum: S::V) -> S::V {
+        s.add(sum, x)
+    }
+}
+
+/// `x * y`.
+#[derive(Clone, Copy)]
+pub(super) struct Product;
+
+impl Term for Product {
+    #[inline(always)]
+    fn add<S: Simd>(self, s: S, x: S::V, y: S::V, sum: S::V) -> S::V {
+        s.mul_add(x, y, sum)
+    }
+}
+
+/// `Kernels::dot`.
+pub(super) struct Dot<'a> {
+    pub(super) a: &'a [f32],
+    pub(super) b: &'a [f32],
+}
+
+impl Op for Dot<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) -> f32 {
+        sum_of(s, self.a, self.b, Product)
+    }
+}
+
+/// The greatest of `x`, minus infinity when empty; NaNs are passed over.
+#[inline(always)]
+pub(super) fn greatest_of<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut greatest = s.splat(f32::NEG_INFINITY);
+    let mut i = 0;
+    while i < x.len() {
+        let count = S::LANES.min(x.len() - i);
+        // SAFETY: `count` floats are left.
+        let x = unsafe { s.load_first(x.as_ptr().add(i), count, f32::NEG_INFINITY) };
+        greatest = s.max(x, greatest);
+        i += S::LANES;
+    }
+    s.greatest(greatest)
+}
+
+/// `x = exp((x - greatest) * scale)` in place, and the sum of that.
+#[inline(always)]
+pub(super) fn exp_and_sum<S: Simd>(s: S, x: &mut [f32], greatest: f32, scale: f32) -> f32 {
+    // exp(v) = 2^(v log2(e)): the factor and the shift are one multiply-add. Its rounding grows with the distance from the
+    // greatest, where the result is small.
+    let factor = scale * std::f32::consts::LOG2_E;
+    let (factor, shift) = (s.splat(factor), s.splat(-greatest * factor));
+    let mut sum = s.splat(0.0);
+    let at = x.as_mut_ptr();
+    let mut i = 0;
+    while i + S::LANES <= x.len() {
+        // SAFETY: `i + LANES <= x.len()`.
+        let power = unsafe {
+            let power = exp2(s, s.mul_add(s.load(at.add(i)), factor, shift));
+            s.store(power, at.add(i));
+            power
+        };
+        sum = s.add(sum, power);
+        i += S::LANES;
+    }
+    if i < x.len() {
+        let count = x.len() - i;
+        // SAFETY: `count` floats are left. The lanes beyond are stored nowhere and counted as zero.
+        let power = unsafe {
+            let power = exp2(s, s.mul_add(s.load_first(at.add(i), count, 0.0), factor, shift));
+            s.store_first(power, at.add(i), count);
+            s.load_first(at.add(i), count, 0.0)
+        };
+        sum = s.add(sum, power);
+    }
+    s.sum(sum)
+}
+
+/// `x *= factor` in place.
+#[inline(always)]
+pub(super) fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
+    let factor = s.splat(factor);
+    let at = x.as_mut_ptr();
+    let mut i = 0;
+    while i < x.len() {
+        let count = S::LANES.min(x.len() - i);
+        // SAFETY: `count` floats are left.
+        unsafe { s.store_first(s.mul(s.load_first(at.add(i), count, 0.0), factor), at.add(i), count) };
+        i += S::LANES;
+    }
+}
+
+/// `Kernels::softmax`.
+pub(super) struct Softmax<'a> {
+    pub(super) row: &'a mut [f32],
+}
+
+impl Op for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        let greatest = greatest_of(s, self.row);
+        let sum = exp_and_sum(s, self.row, greatest, 1.0);
+        scale(s, self.row, 1.0 / sum);
+    }
+}
+
+/// `Kernels::l2_normalize`.
+pub(super) struct L2Normalize<'a> {
+    pub(super) row: &'a mut [f32],
+}
+
+impl Op for L2Normalize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        let norm = sum_of(s, self.row, self.row, Product).sqrt();
+        scale(s, self.row, 1.0 / norm.max(1e-12));
+    }
+}

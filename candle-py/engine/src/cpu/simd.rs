@@ -1,0 +1,103 @@
+//! What an instruction set must offer for the kernels to be written once: a token that proves the processor has it, and
+//! the arithmetic of its float32 registers. The kernels are `Op`s, compiled once per instruction set by `dispatch`.
+//!
+//! Every method is `#[inline(always)]`: it must end up inside the `#[target_feature]` function of its token's `run`,
+//! where an intrinsic is one instruction.
+
+use super::Isa;
+use super::simd_scalar::ScalarLanes;
+#[cfg(target_arch = "x86_64")]
+use super::{simd_avx2::Avx2, simd_avx512::Avx512};
+
+/// Lanes of the widest register.
+pub(super) const MOST_LANES: usize = 16;
+
+/// Registers of `LANES` float32 lanes. A value of the implementing type proves that the processor can execute it.
+pub(super) trait Simd: Copy {
+    /// One register.
+    type V: Copy;
+    /// Lanes of a register.
+    const LANES: usize;
+    /// Rows of the GEMM tile whose accumulators stay in registers.
+    const TILE_ROWS: usize;
+    /// Registers across the GEMM tile.
+    const TILE_REGISTERS: usize;
+
+    /// Compiles `op` for this instruction set and runs it.
+    fn run<O: Op>(self, op: O) -> O::Output;
+
+    /// Every lane `value`.
+    fn splat(self, value: f32) -> Self::V;
+    /// The first lanes from `from`, `count <= LANES` of them; the rest are `fill`.
+    ///
+    /// # Safety
+    /// `from` is readable for `count` floats; no alignment is needed.
+    unsafe fn load_first(self, from: *const f32, count: usize, fill: f32) -> Self::V;
+    /// All lanes.
+    ///
+    /// # Safety
+    /// `from` is readable for `LANES` floats; no alignment is needed.
+    unsafe fn load(self, from: *const f32) -> Self::V;
+    /// Stores all lanes.
+    ///
+    /// # Safety
+    /// `to` is writable for `LANES` floats; no alignment is needed.
+    unsafe fn store(self, v: Self::V, to: *mut f32);
+    /// Stores the first `count <= LANES` lanes.
+    ///
+    /// # Safety
+    /// `to` is writable for `count` floats; no alignment is needed.
+    unsafe fn store_first(self, v: Self::V, to: *mut f32, count: usize);
+    /// Asks for the cache line at `at`, which may be any address, in L1.
+    fn prefetch(self, at: *const f32);
+    /// The same in L2.
+    fn prefetch_far(self, at: *const f32);
+
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the hardware does.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The lesser; `b` when either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The greater; `b` when either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The magnitude of `a` with the sign of `sign`.
+    fn copy_sign(self, a: Self::V, sign: Self::V) -> Self::V;
+    /// `y - floor(y)` and what `scale_exp2` needs of y; `y <= 127.99`.
+    fn split_exponent(self, y: Self::V) -> (Self::V, Self::V);
+    /// `a * 2^floor(y)` for the second part of `split_exponent(y)`; y counts as -126 at least, or the result is smaller.
+    fn scale_exp2(self, a: Self::V, exponent: Self::V) -> Self::V;
+    /// `if a < b { then } else { otherwise }`, lane by lane.
+    fn if_less(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
+    /// Transposes the leading `LANES x LANES` block: lane `j` of register `i` goes to lane `i` of register `j`.
+    fn transpose(self, rows: [Self::V; MOST_LANES]) -> [Self::V; MOST_LANES];
+    /// Sum of the lanes, in one fixed order.
+    fn sum(self, a: Self::V) -> f32;
+    /// Greatest lane.
+    fn greatest(self, a: Self::V) -> f32;
+}
+
+/// A kernel with its arguments.
+pub(super) trait Op {
+    /// What it returns.
+    type Output;
+    /// Runs the kernel; must be `#[inline(always)]`.
+    fn apply<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Runs `op` with the instructions of `isa`; panics when this processor lacks them.
+pub(super) fn dispatch<O: Op>(isa: Isa, op: O) -> O::Output {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => Avx512::checked().run(op),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Avx2::checked().run(op),
+        _ => ScalarLanes.run(op),
+    }
+}

@@ -1,0 +1,195 @@
+//! AVX2 with FMA: 16 registers of 8 lanes.
+
+use std::arch::x86_64::*;
+
+use super::Isa;
+use super::simd::{MOST_LANES, Op, Simd};
+
+/// Proof that the processor has AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    /// The proof; panics without the instructions (the detection is cached by the standard library).
+    #[inline]
+    pub(super) fn checked() -> Avx2 {
+        assert!(Isa::Avx2.available(), "this processor has no AVX2");
+        Avx2(())
+    }
+}
+
+/// Where the op and everything inlined into it is compiled with AVX2.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma")]
+fn run_op<O: Op>(simd: Avx2, op: O) -> O::Output {
+    op.apply(simd)
+}
+
+/// The mask of the first `count` lanes: all ones in a lane that counts.
+#[inline(always)]
+fn first(_proof: Avx2, count: usize) -> __m256i {
+    debug_assert!(count <= 8);
+    const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+    let from = &ONES_THEN_ZEROS[8 - count.min(8)..];
+    // SAFETY: at least 8 entries are left, and the token proves AVX2.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+// SAFETY of every block below: `self` proves the instructions; the memory they touch is what each method's contract asks.
+impl Simd for Avx2 {
+    type V = __m256;
+    const LANES: usize = 8;
+    const TILE_ROWS: usize = 6;
+    const TILE_REGISTERS: usize = 2;
+
+    #[inline(always)]
+    fn run<O: Op>(self, op: O) -> O::Output {
+        // SAFETY: as above the impl.
+        unsafe { run_op(self, op) }
+    }
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_set1_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_first(self, from: *const f32, count: usize, fill: f32) -> __m256 {
+        // SAFETY: as above the impl; masked lanes are not read.
+        unsafe {
+            let mask = first(self, count);
+            _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, v: __m256, to: *mut f32) {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_storeu_ps(to, v) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, v: __m256, to: *mut f32, count: usize) {
+        // SAFETY: as above the impl; masked lanes are not written.
+        unsafe { _mm256_maskstore_ps(to, first(self, count), v) }
+    }
+    #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: as above the impl; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_far(self, at: *const f32) {
+        // SAFETY: as above the impl; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn copy_sign(self, a: __m256, sign: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let bit = _mm256_set1_ps(-0.0);
+            _mm256_or_ps(_mm256_andnot_ps(bit, a), _mm256_and_ps(bit, sign))
+        }
+    }
+    #[inline(always)]
+    fn split_exponent(self, y: __m256) -> (__m256, __m256) {
+        // SAFETY: as above the impl.
+        unsafe {
+            let y = _mm256_max_ps(_mm256_set1_ps(-126.0), y);
+            let floor = _mm256_floor_ps(y);
+            (_mm256_sub_ps(y, floor), floor)
+        }
+    }
+    #[inline(always)]
+    fn scale_exp2(self, a: __m256, exponent: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127));
+            _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)))
+        }
+    }
+    #[inline(always)]
+    fn if_less(self, a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [__m256; MOST_LANES]) -> [__m256; MOST_LANES] {
+        let mut a = rows;
+        let mut b = rows;
+        // SAFETY: as above the impl.
+        unsafe {
+            // Pairs, then fours of rows within each 128 bits; then the 128-bit halves.
+            for i in 0..4 {
+                a[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                a[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+            }
+            for i in 0..4 {
+                let (upper, lower) = (4 * (i / 2) + i % 2, 4 * (i / 2) + i % 2 + 2);
+                let (upper, lower) = (_mm256_castps_pd(a[upper]), _mm256_castps_pd(a[lower]));
+                b[2 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(upper, lower));
+                b[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(upper, lower));
+            }
+            for i in 0..4 {
+                a[i] = _mm256_permute2f128_ps::<0x20>(b[i], b[i + 4]);
+                a[i + 4] = _mm256_permute2f128_ps::<0x31>(b[i], b[i + 4]);
+            }
+        }
+        a
+    }
+    #[inline(always)]
+    fn sum(self, a: __m256) -> f32 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let quarter = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+            _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
+        }
+    }
+    #[inline(always)]
+    fn greatest(self, a: __m256) -> f32 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let quarter = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+            _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! AVX-512: 32 registers of 16 lanes.
+
+use std::arch::x86_64::*;
+
+use super::Isa;
+use super::simd::{MOST_LANES, Op, Simd};
+
+/// Proof that the processor has AVX-512 F, BW, VL and DQ (and AVX2, FMA).
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+impl Avx512 {
+    /// The proof; panics without the instructions (the detection is cached by the standard library).
+    #[inline]
+    pub(super) fn checked() -> Avx512 {
+        assert!(Isa::Avx512.available(), "this processor has no AVX-512");
+        Avx512(())
+    }
+}
+
+/// Where the op and everything inlined into it is compiled with AVX-512.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+fn run_op<O: Op>(simd: Avx512, op: O) -> O::Output {
+    op.apply(simd)
+}
+
+/// The mask of the first `count` lanes.
+#[inline(always)]
+fn first(count: usize) -> __mmask16 {
+    debug_assert!(count <= 16);
+    ((1u32 << count) - 1) as __mmask16
+}
+
+// SAFETY of every block below: `self` proves the instructions; the memory they touch is what each method's contract asks.
+impl Simd for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+    const TILE_ROWS: usize = 8;
+    const TILE_REGISTERS: usize = 3;
+
+    #[inline(always)]
+    fn run<O: Op>(self, op: O) -> O::Output {
+        // SAFETY: as above the impl.
+        unsafe { run_op(self, op) }
+    }
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_set1_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_first(self, from: *const f32, count: usize, fill: f32) -> __m512 {
+        // SAFETY: as above the impl; masked lanes are not read.
+        unsafe { _mm512_mask_loadu_ps(_mm512_set1_ps(fill), first(count), from) }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, v: __m512, to: *mut f32) {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, v: __m512, to: *mut f32, count: usize) {
+        // SAFETY: as above the impl; masked lanes are not written.
+        unsafe { _mm512_mask_storeu_ps(to, first(count), v) }
+    }
+    #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: as above the impl; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_far(self, at: *const f32) {
+        // SAFETY: as above the impl; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn copy_sign(self, a: __m512, sign: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let bit = _mm512_set1_ps(-0.0);
+            _mm512_or_ps(_mm512_andnot_ps(bit, a), _mm512_and_ps(bit, sign))
+        }
+    }
+    #[inline(always)]
+    fn split_exponent(self, y: __m512) -> (__m512, __m512) {
+        // SAFETY: as above the impl.
+        unsafe { (_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(y), y) }
+    }
+    #[inline(always)]
+    fn scale_exp2(self, a: __m512, exponent: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_scalef_ps(a, exponent) }
+    }
+    #[inline(always)]
+    fn if_less(self, a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), otherwise, then) }
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [__m512; MOST_LANES]) -> [__m512; MOST_LANES] {
+        let mut a = rows;
+        let mut b = rows;
+        // SAFETY: as above the impl.
+        unsafe {
+            // Pairs, then fours of rows within each 128 bits; then the 128-bit quarters, twice.
+            for i in 0..8 {
+                a[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                a[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+            }
+            for i in 0..8 {
+                let (upper, lower) = (4 * (i / 2) + i % 2, 4 * (i / 2) + i % 2 + 2);
+                let (upper, lower) = (_mm512_castps_pd(a[upper]), _mm512_castps_pd(a[lower]));
+                b[2 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(upper, lower));
+                b[2 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(upper, lower));
+            }
+            for i in 0..8 {
+                let (upper, lower) = (b[8 * (i / 4) + i % 4], b[8 * (i / 4) + i % 4 + 4]);
+                a[8 * (i / 4) + i % 4] = _mm512_shuffle_f32x4::<0x88>(upper, lower);
+                a[8 * (i / 4) + i % 4 + 4] = _mm512_shuffle_f32x4::<0xdd>(upper, lower);
+            }
+            for i in 0..8 {
+                b[i] = _mm512_shuffle_f32x4::<0x88>(a[i], a[i + 8]);
+                b[i + 8] = _mm512_shuffle_f32x4::<0xdd>(a[i], a[i + 8]);
+            }
+        }
+        b
+    }
+    #[inline(always)]
+    fn sum(self, a: __m512) -> f32 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_reduce_add_ps(a) }
+    }
+    #[inline(always)]
+    fn greatest(self, a: __m512) -> f32 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+}

@@ -1,0 +1,215 @@
+//! The GEMM's inner loop: `ROWS x REGISTERS` accumulators held in registers while k goes by.
+//!
+//! Every element is one chain of multiply-adds in the order of k, whatever the tile's shape: that is what makes a row's
+//! result the same bits in every batch. Register tiling after Goto and van de Geijn, "Anatomy of High-Performance
+//! Matrix Multiplication", ACM TOMS 34(3), 2008.
+
+use super::pack::LINE_FLOATS;
+use super::simd::Simd;
+
+/// Rows of k by which the panel is fetched ahead of its use.
+const FETCH_AHEAD: usize = 8;
+
+/// Steps of k per turn of the loop.
+const UNROLLED: usize = 4;
+
+/// Rows of the tallest tile.
+pub(super) const MOST_ROWS: usize = 8;
+
+/// The accumulators of a tile.
+pub(super) type Tile<S, const ROWS: usize, const REGISTERS: usize> = [[<S as Simd>::V; REGISTERS]; ROWS];
+
+/// A tile of zeros.
+#[inline(always)]
+pub(super) fn zeros<S: Simd, const ROWS: usize, const REGISTERS: usize>(s: S) -> Tile<S, ROWS, REGISTERS> {
+    [[s.splat(0.0); REGISTERS]; ROWS]
+}
+
+/// Cache lines to bring to L2 while a product is computed, because a later product reads them.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// The first line; any address will do.
+    pub(super) at: *const f32,
+    /// How many; at most `LINES_PER_TURN` for every `UNROLLED` steps of k are fetched.
+    pub(super) lines: usize,
+}
+
+impl Ahead {
+    /// Nothing.
+    pub(super) const NOTHING: Ahead = Ahead { at: std::ptr::null(), lines: 0 };
+}
+
+/// Lines fetched ahead per turn of the loop.
+const LINES_PER_TURN: usize = 2;
+
+/// `tile + a @ b` for `a(ROWS, k)` with rows `a_stride` apart, and a panel `b(k, REGISTERS * LANES)`.
+///
+/// # Safety
+/// Row `m < ROWS` of `a` is readable at `a + m * a_stride` for `k` floats; `b` for `k * REGISTERS * LANES`.
+#[inline(always)]
+pub(super) unsafe fn add_product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    mut tile: Tile<S, ROWS, REGISTERS>,
+    a: *const f32,
+    a_stride: usize,
+    b: *const f32,
+    k: usize,
+    ahead: Ahead,
+) -> Tile<S, ROWS, REGISTERS> {
+    let mut i = 0;
+    while i + UNROLLED <= k {
+        for line in 0..LINES_PER_TURN {
+            let line = i / UNROLLED * LINES_PER_TURN + line;
+            // A line just read costs nothing: no branch in the loop.
+            s.prefetch_far(if line < ahead.lines { ahead.at.wrapping_add(line * LINE_FLOATS) } else { b });
+        }
+        for step in i..i + UNROLLED {
+            // SAFETY: `step < k`.
+            unsafe { add_outer(s, &mut tile, a, a_stride, b, step) };
+        }
+        i += UNROLLED;
+    }
+    while i < k {
+        // SAFETY: `i < k`.
+        unsafe { add_outer(s, &mut tile, a, a_stride, b, i) };
+        i += 1;
+    }
+    tile
+}
+
+/// `tile + a[:, i] @ b[i, :]`.
+///
+/// # Safety
+/// As `add_product`, with `i < k`.
+#[inline(always)]
+unsafe fn add_outer<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    tile: &mut Tile<S, ROWS, REGISTERS>,
+    a: *const f32,
+    a_stride: usize,
+    b: *const f32,
+    i: usize,
+) {
+    let mut b_row = [s.splat(0.0); REGISTERS];
+    for (r, b_row) in b_row.iter_mut().enumerate() {
+        let at = b.wrapping_add((i * REGISTERS + r) * S::LANES);
+        // SAFETY: row `i < k` of the panel, which the caller gives.
+        *b_row = unsafe { s.load(at) };
+        s.prefetch(at.wrapping_add(FETCH_AHEAD * REGISTERS * S::LANES));
+    }
+    for (m, row) in tile.iter_mut().enumerate() {
+        // SAFETY: element `i < k` of row `m < ROWS`, which the caller gives.
+        let value = s.splat(unsafe { *a.add(m * a_stride + i) });
+        for (sum, b_row) in row.iter_mut().zip(b_row) {
+            *sum = s.mul_add(value, b_row, *sum);
+        }
+    }
+}
+
+/// How many lanes of register `r` are columns that exist. The registers of a panel but the last are full.
+#[inline(always)]
+pub(super) fn lanes_left<S: Simd>(columns: usize, r: usize) -> usize {
+    (columns - r * S::LANES).min(S::LANES)
+}
+
+/// `tile + rows`, the rows being `columns` wide and `stride` apart.
+///
+/// # Safety
+/// Row `m < ROWS` is readable at `from + m * stride` for `columns` floats, with more than `(REGISTERS - 1) * LANES` columns.
+#[inline(always)]
+pub(super) unsafe fn add_rows<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    mut tile: Tile<S, ROWS, REGISTERS>,
+    from: *const f32,
+    stride: usize,
+    columns: usize,
+) -> Tile<S, ROWS, REGISTERS> {
+    for (m, row) in tile.iter_mut().enumerate() {
+        for (r, value) in row.iter_mut().enumerate() {
+            let at = from.wrapping_add(m * stride + r * S::LANES);
+            // SAFETY: inside the row, as the caller says.
+            let added = unsafe {
+                if columns == REGISTERS * S::LANES {
+                    s.load(at)
+                } else {
+                    s.load_first(at, lanes_left::<S>(columns, r), 0.0)
+                }
+            };
+            *value = s.add(*value, added);
+        }
+    }
+    tile
+}
+
+/// Stores the tile's rows, `columns` wide and `stride` apart.
+///
+/// # Safety
+/// As `add_rows`, writable.
+#[inline(always)]
+pub(super) unsafe fn store_rows<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    tile: Tile<S, ROWS, REGISTERS>,
+    to: *mut f32,
+    stride: usize,
+    columns: usize,
+) {
+    for (m, row) in tile.into_iter().enumerate() {
+        for (r, value) in row.into_iter().enumerate() {
+            let at = to.wrapping_add(m * stride + r * S::LANES);
+            // SAFETY: inside the row, as the caller says.
+            unsafe {
+                if columns == REGISTERS * S::LANES {
+                    s.store(value, at);
+                } else {
+                    s.store_first(value, at, lanes_left::<S>(columns, r));
+                }
+            }
+        }
+    }
+}
+
+/// Cuts rows `0 .. $count` into tiles as tall as the instruction set's, then of 4, 2 and 1 rows, and evaluates the body once
+/// for every height that occurs: `$rows` is the range of rows it covers, `$ROWS` the height.
+macro_rules! for_each_height {
+    ($s:ty, $count:expr, |$rows:ident, $ROWS:ident| $body:expr) => {
+        let count: usize = $count;
+        let mut start = 0;
+        for_each_height!(@each $s, count, start, $rows, $ROWS, $body, 8 6 4 2 1);
+        debug_assert_eq!(start, count);
+    };
+    (@each $s:ty, $count:ident, $start:ident, $rows:ident, $ROWS:ident, $body:expr, $($height:literal)*) => {
+        $(
+            if ($height <= 4 || <$s>::TILE_ROWS == $height) && $count - $start >= $height {
+                const $ROWS: usize = $height;
+                let $rows = $start..$start + whole_tiles($count - $start, $ROWS);
+                $start = $rows.end;
+                $body
+            }
+        )*
+    };
+}
+pub(super) use for_each_height;
+
+/// The rows among `rows` that fill tiles of `height`.
+pub(super) fn whole_tiles(rows: usize, height: usize) -> usize {
+    rows - rows % height
+}
+
+/// Evaluates the body with `$REGISTERS` a constant that equals `$registers`.
+macro_rules! with_width {
+    ($s:ty, $registers:expr, |$REGISTERS:ident| $body:expr) => {
+        with_width!(@each $s, $registers, $REGISTERS, $body, 1 2 3)
+    };
+    (@each $s:ty, $registers:expr, $REGISTERS:ident, $body:expr, $($width:literal)*) => {
+        match $registers {
+            $(
+                $width if <$s>::TILE_REGISTERS >= $width => {
+                    const $REGISTERS: usize = $width;
+                    $body
+                }
+            )*
+            registers => unreachable!("no panel is {registers} registers wide"),
+        }
+    };
+}
+pub(super) use with_width;

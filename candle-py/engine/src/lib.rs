@@ -1,0 +1,36 @@
+//! Encoder models over ragged batches: token ids in, hidden states, embeddings or logits out. No Python, no tokenizer.
+//!
+//! A forward reads top to bottom as [`Engine`]: a checked [`Ragged`] batch is cut into chunks, each chunk runs the
+//! whole network on one thread, and its rows are pooled and written where they belong. Nothing of a row's result
+//! depends on the rows beside it.
+
+mod backend;
+mod batch;
+mod blueprint;
+mod config;
+pub mod cpu;
+mod engine;
+mod error;
+mod features;
+mod info;
+mod models;
+mod pickle;
+mod pooling;
+mod rotary;
+mod weights;
+mod workers;
+
+pub use batch::Ragged;
+pub use engine::{EmbedOptions, Engine, LoadOptions, Output};
+pub use error::{Error, Result, catching_panics};
+pub use features::cpu_features;
+pub use info::{Info, inspect};
+pub use pickle::{Converted, convert_pickle};
+pub use pooling::{Pooling, PoolingMode};
+pub use workers::available_threads;
+
+/// The version of Candle that the engine is built on.
+pub const CANDLE_VERSION: &str = "0.11.1";
+
+/// The version of the engine.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

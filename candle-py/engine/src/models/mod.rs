@@ -1,0 +1,91 @@
+//! The encoders: hidden states from token ids, on any backend. A model sees one chunk of a batch at a time.
+
+mod bert;
+mod classifier;
+mod modernbert;
+
+pub use bert::Bert;
+pub use classifier::Classifier;
+pub use modernbert::ModernBert;
+
+use crate::backend::Backend;
+use crate::batch::Chunk;
+use crate::config::{BertFamily, EncoderConfig};
+use crate::error::Result;
+use crate::weights::{Checkpoint, Extras, Layers, Source};
+
+/// An encoder of any family.
+pub enum Encoder<L: Layers> {
+    /// BERT, RoBERTa, XLM-RoBERTa or DistilBERT.
+    Bert(Bert<L>),
+    /// ModernBERT.
+    ModernBert(ModernBert<L>),
+}
+
+/// The buffers of one forward, kept from one chunk to the next.
+#[derive(Debug, Default)]
+pub struct Scratch<Buffer> {
+    /// The residual stream; after a forward, the hidden states.
+    pub hidden: Buffer,
+    /// The second half of a pair of residual streams.
+    pub(crate) other: Buffer,
+    /// Queries, keys and values.
+    pub(crate) qkv: Buffer,
+    /// What the attention read.
+    pub(crate) context: Buffer,
+    /// Inside the feed-forward.
+    pub(crate) inner: Buffer,
+    /// The attention kernel's own.
+    pub(crate) attention: Buffer,
+    /// After the pooling, in turns.
+    pub(crate) pooled: [Buffer; 2],
+}
+
+impl<L: Layers> Encoder<L> {
+    /// Builds the encoder from a source of layers, whose names begin with `prefix`.
+    pub fn build(config: &EncoderConfig, prefix: &str, source: &mut impl Source<L>) -> Result<Self> {
+        Ok(match config {
+            EncoderConfig::Bert(config) => Encoder::Bert(Bert::build(config, prefix, source)?),
+            EncoderConfig::ModernBert(config) => Encoder::ModernBert(ModernBert::build(config, prefix, source)?),
+        })
+    }
+}
+
+impl<B: Backend> Encoder<B> {
+    /// Computes the hidden states of a chunk into `scratch.hidden`.
+    pub fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
+        match self {
+            Encoder::Bert(model) => model.forward(backend, chunk, scratch),
+            Encoder::ModernBert(model) => model.forward(backend, chunk, scratch),
+        }
+    }
+}
+
+/// What the tensors' names begin with in this checkpoint: the class's own prefix, "model.", or nothing.
+pub fn prefix(config: &EncoderConfig, checkpoint: &Checkpoint) -> &'static str {
+    let (own, table) = match config {
+        EncoderConfig::Bert(config) => match config.family {
+            BertFamily::Bert => ("bert.", bert::TOKEN_TABLE),
+            BertFamily::Roberta | BertFamily::XlmRoberta => ("roberta.", bert::TOKEN_TABLE),
+            BertFamily::DistilBert => ("distilbert.", bert::TOKEN_TABLE),
+        },
+        EncoderConfig::ModernBert(_) => ("model.", modernbert::TOKEN_TABLE),
+    };
+    let has_table = |prefix: &&str| checkpoint.tensors().contains_key(&format!("{prefix}{table}.weight"));
+    ["", own, "model."].into_iter().find(has_table).unwrap_or("")
+}
+
+/// The tensors that checkpoints of this family carry for other tasks, and that are passed over.
+pub fn extras(config: &EncoderConfig, prefix: &str, is_classifier: bool) -> Extras {
+    let mut names = match config {
+        EncoderConfig::Bert(config) => bert::extras(config, prefix),
+        EncoderConfig::ModernBert(_) => Vec::new(),
+    };
+    if !is_classifier {
+        names.extend(match config {
+            EncoderConfig::Bert(config) => bert::language_model_head(config.family),
+            EncoderConfig::ModernBert(_) => modernbert::language_model_head(),
+        });
+    }
+    Extras(names)
+}

@@ -1,0 +1,124 @@
+//! ModernBERT: pre-norm layers with rotary positions, gated feed-forwards, and windowed attention in most layers.
+//!
+//! Source: arXiv:2412.13663.
+
+use super::Scratch;
+use crate::backend::{After, Attention, Backend};
+use crate::batch::Chunk;
+use crate::config::{LayerKind, ModernBertConfig};
+use crate::cpu::Activation;
+use crate::error::Result;
+use crate::rotary::Rotary;
+use crate::weights::{Layers, Source};
+
+/// The table whose name tells a checkpoint's prefix.
+pub(super) const TOKEN_TABLE: &str = "embeddings.tok_embeddings";
+
+/// A ModernBERT encoder.
+pub struct ModernBert<L: Layers> {
+    tokens: L::Embedding,
+    embedding_norm: L::Norm,
+    layers: Vec<Layer<L>>,
+    final_norm: L::Norm,
+    activation: Activation,
+    full: Reach,
+    sliding: Reach,
+}
+
+/// What the layers of one kind share.
+#[derive(Debug)]
+struct Reach {
+    attention: Attention,
+    rotary: Rotary,
+}
+
+struct Layer<L: Layers> {
+    kind: LayerKind,
+    /// The first layer has none: the embeddings are normalised already.
+    attention_norm: Option<L::Norm>,
+    qkv: L::Linear,
+    attention_output: L::Linear,
+    mlp_norm: L::Norm,
+    mlp_input: L::Linear,
+    mlp_output: L::Linear,
+}
+
+impl<L: Layers> ModernBert<L> {
+    pub(super) fn build(config: &ModernBertConfig, prefix: &str, source: &mut impl Source<L>) -> Result<Self> {
+        let (hidden, head_dim) = (config.hidden_size, config.hidden_size / config.heads);
+        let reach = |theta: f64, window: Option<usize>| Reach {
+            attention: Attention { heads: config.heads, head_dim, window },
+            rotary: Rotary::new(theta, head_dim),
+        };
+        let norm = |source: &mut _, name: &str| {
+            Source::norm(source, &format!("{prefix}{name}"), hidden, config.norm_bias, config.norm_eps)
+        };
+        Ok(Self {
+            tokens: source.embedding(&format!("{prefix}{TOKEN_TABLE}"), config.vocab_size, hidden)?,
+            embedding_norm: norm(source, "embeddings.norm")?,
+            layers: (0..config.layers.len())
+                .map(|layer| Layer::build(config, prefix, layer, source))
+                .collect::<Result<_>>()?,
+            final_norm: norm(source, "final_norm")?,
+            activation: config.activation,
+            full: reach(config.full_rope_theta, None),
+            sliding: reach(config.sliding_rope_theta, Some(config.window)),
+        })
+    }
+}
+
+impl<L: Layers> Layer<L> {
+    fn build(config: &ModernBertConfig, prefix: &str, layer: usize, source: &mut impl Source<L>) -> Result<Self> {
+        let name = |part: &str| format!("{prefix}layers.{layer}.{part}");
+        let (hidden, inner, eps) = (config.hidden_size, config.intermediate_size, config.norm_eps);
+        let attention_norm = match layer {
+            0 => None,
+            _ => Some(source.norm(&name("attn_norm"), hidden, config.norm_bias, eps)?),
+        };
+        Ok(Self {
+            kind: config.layers[layer],
+            attention_norm,
+            qkv: source.linear(&[&name("attn.Wqkv")], 3 * hidden, hidden, config.attention_bias)?,
+            attention_output: source.linear(&[&name("attn.Wo")], hidden, hidden, config.attention_bias)?,
+            mlp_norm: source.norm(&name("mlp_norm"), hidden, config.norm_bias, eps)?,
+            mlp_input: source.linear(&[&name("mlp.Wi")], 2 * inner, hidden, config.mlp_bias)?,
+            mlp_output: source.linear(&[&name("mlp.Wo")], hidden, inner, config.mlp_bias)?,
+        })
+    }
+}
+
+impl<B: Backend> ModernBert<B> {
+    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
+        let offsets = chunk.offsets();
+        let angles = [self.full.rotary.upto(chunk.longest()), self.sliding.rotary.upto(chunk.longest())];
+        let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
+        backend.gather(&self.tokens, chunk.ids(), hidden);
+        backend.normalize(&self.embedding_norm, hidden);
+        for layer in &self.layers {
+            let (reach, angles) = match layer.kind {
+                LayerKind::Full => (&self.full, &angles[0]),
+                LayerKind::Sliding => (&self.sliding, &angles[1]),
+            };
+            backend.copy(hidden, context);
+            if let Some(norm) = &layer.attention_norm {
+                backend.normalize(norm, context);
+            }
+            backend.project(&layer.qkv, context, After::Nothing, qkv);
+            backend.rotate(angles, offsets, &reach.attention, qkv);
+            backend.attend(&reach.attention, offsets, qkv, attention, context);
+            backend.project(&layer.attention_output, context, After::Add(hidden), other);
+
+            backend.copy(other, context);
+            backend.normalize(&layer.mlp_norm, context);
+            backend.project(&layer.mlp_input, context, After::Nothing, qkv);
+            backend.gate(qkv, self.activation, inner);
+            backend.project(&layer.mlp_output, inner, After::Add(other), hidden);
+        }
+        backend.normalize(&self.final_norm, hidden);
+    }
+}
+
+/// The heads that the family was trained with; the decoder's weight is often tied to the token table, and then absent.
+pub(super) fn language_model_head() -> Vec<String> {
+    ["head.", "decoder."].map(str::to_owned).to_vec()
+}

@@ -1,0 +1,175 @@
+//! A folder's safetensors files: found, mapped and checked whole, header against length, before any tensor is read.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::path::Path;
+
+use candle_core::safetensors::Load;
+use candle_core::{DType, Device, Tensor};
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorView};
+
+use crate::config::read_json;
+use crate::error::{Error, Problems, Result};
+
+/// One file, whose header is known to fit its length.
+#[derive(Debug)]
+struct MappedFile {
+    map: Mmap,
+    metadata: Metadata,
+    data_start: usize,
+}
+
+/// What a header says of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorHeader {
+    /// How its numbers are stored.
+    pub dtype: Dtype,
+    /// Its sizes, outermost first.
+    pub shape: Vec<usize>,
+    /// Its name in the file.
+    pub stored_name: String,
+    file: usize,
+}
+
+/// All tensors of a folder by name; their data stays in the files until asked for. Names that old checkpoints use for
+/// the two halves of a layer norm (gamma, beta) are told as today's (weight, bias).
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: Vec<MappedFile>,
+    tensors: BTreeMap<String, TensorHeader>,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// No such file; a shard that is missing; a header that is damaged or does not fit the file's length; a name in two
+    /// shards or in the index alone. All that is found is told together.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let single = dir.join("model.safetensors");
+        let index = dir.join("model.safetensors.index.json");
+        let mut problems = Problems::default();
+        let mut checkpoint = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        if single.exists() {
+            checkpoint.add_file(&single, &mut problems);
+        } else if index.exists() {
+            let weight_map = read_index(&index)?;
+            let shards: BTreeSet<&String> = weight_map.values().collect();
+            for shard in shards {
+                checkpoint.add_file(&dir.join(shard), &mut problems);
+            }
+            if problems.is_empty() {
+                for (name, shard) in
+                    weight_map.iter().filter(|(name, _)| !checkpoint.tensors.contains_key(&modern_name(name)))
+                {
+                    problems.push(format!("tensor that the index places in {shard} is not there: `{name}`"));
+                }
+            }
+        } else {
+            return Err(no_weights(dir));
+        }
+        problems.into_result(dir)?;
+        Ok(checkpoint)
+    }
+
+    fn add_file(&mut self, path: &Path, problems: &mut Problems) {
+        let file = match MappedFile::open(path) {
+            Ok(file) => file,
+            Err(error) => return problems.push(error.to_string()),
+        };
+        for (name, info) in file.metadata.tensors() {
+            let modern_name = modern_name(&name);
+            let (dtype, shape) = (info.dtype, info.shape.clone());
+            let header = TensorHeader { dtype, shape, stored_name: name, file: self.files.len() };
+            if let Some(earlier) = self.tensors.insert(modern_name, header) {
+                problems.push(format!("tensor is there twice: `{}`", earlier.stored_name));
+            }
+        }
+        self.files.push(file);
+    }
+
+    /// Every tensor, by name.
+    pub fn tensors(&self) -> &BTreeMap<String, TensorHeader> {
+        &self.tensors
+    }
+
+    /// Reads one tensor and converts it to float32.
+    pub fn read(&self, name: &str) -> Result<Tensor> {
+        let header = self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))?;
+        let view = self.files[header.file].view(&header.stored_name)?;
+        Ok(view.load(&Device::Cpu)?.to_dtype(DType::F32)?)
+    }
+}
+
+impl MappedFile {
+    fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::file(path, "weights file is missing"),
+            _ => Error::file(path, format!("weights file cannot be opened ({error})")),
+        })?;
+        // SAFETY: the map is read-only and private to this process. That nobody cuts the file while it is mapped is the
+        // one thing we must trust, as every reader of mapped weights does; its length is checked against its header
+        // next.
+        let map = unsafe { Mmap::map(&file) }
+            .map_err(|error| Error::file(path, format!("weights file cannot be mapped ({error})")))?;
+        let (header_len, metadata) =
+            SafeTensors::read_metadata(&map).map_err(|error| Error::file(path, damage(&error)))?;
+        Ok(Self { data_start: size_of::<u64>() + header_len, map, metadata })
+    }
+
+    fn view(&self, name: &str) -> Result<TensorView<'_>> {
+        let damaged = || Error::internal(format!("tensor does not fit its file: `{name}`"));
+        let info = self.metadata.info(name).ok_or_else(damaged)?;
+        let (start, end) = info.data_offsets;
+        let data = self.map.get(self.data_start + start..self.data_start + end).ok_or_else(damaged)?;
+        TensorView::new(info.dtype, info.shape.clone(), data).map_err(|_| damaged())
+    }
+}
+
+/// Today's name of a tensor.
+fn modern_name(name: &str) -> String {
+    match name.rsplit_once('.') {
+        Some((norm, "gamma")) if norm.ends_with("LayerNorm") => format!("{norm}.weight"),
+        Some((norm, "beta")) if norm.ends_with("LayerNorm") => format!("{norm}.bias"),
+        _ => name.to_owned(),
+    }
+}
+
+/// A clause for what is wrong with a file.
+fn damage(error: &SafeTensorError) -> String {
+    match error {
+        SafeTensorError::MetadataIncompleteBuffer => {
+            "weights file is shorter or longer than its header says".to_owned()
+        }
+        SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
+            "weights file is cut short inside its header".to_owned()
+        }
+        other => format!("weights file has a damaged header ({other})"),
+    }
+}
+
+/// The index: tensor name to file name.
+fn read_index(path: &Path) -> Result<HashMap<String, String>> {
+    let index = read_json(path)?;
+    let map = index.get("weight_map").and_then(|map| map.as_object()).filter(|map| !map.is_empty());
+    let map = map.ok_or_else(|| Error::file(path, "index has no weight_map"))?;
+    map.iter()
+        .map(|(name, shard)| match shard.as_str() {
+            Some(shard) if Path::new(shard).file_name().is_some_and(|name| name == shard) => {
+                Ok((name.clone(), shard.to_owned()))
+            }
+            _ => Err(Error::file(path, format!("index names something that is no file beside it ({shard})"))),
+        })
+        .collect()
+}
+
+/// The error for a folder without safetensors.
+fn no_weights(dir: &Path) -> Error {
+    let pickles = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+    let error = Error::file(dir, "no model.safetensors or model.safetensors.index.json");
+    match pickles.iter().find(|name| dir.join(name).exists()) {
+        Some(name) => error.with_hint(format!("it has {name}: turn it into safetensors with `jobs convert`")),
+        None => error.with_hint("give the folder that holds config.json and the weights"),
+    }
+}

@@ -1,0 +1,61 @@
+//! A model's layers read from its files into a backend, once its declaration is known to fit them.
+
+use candle_core::Tensor;
+
+use super::{Checkpoint, Source};
+use crate::backend::Backend;
+use crate::error::Result;
+
+/// Reads layers, one tensor in memory at a time beside what the backend keeps.
+#[derive(Debug)]
+pub struct Loader<'a, B> {
+    checkpoint: &'a Checkpoint,
+    backend: &'a B,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    /// Reads from `checkpoint` into `backend`.
+    pub fn new(checkpoint: &'a Checkpoint, backend: &'a B) -> Self {
+        Self { checkpoint, backend }
+    }
+
+    fn bias(&self, name: &str, is_there: bool) -> Result<Option<Tensor>> {
+        is_there.then(|| self.checkpoint.read(&format!("{name}.bias"))).transpose()
+    }
+
+    fn weight(&self, name: &str) -> Result<Tensor> {
+        self.checkpoint.read(&format!("{name}.weight"))
+    }
+}
+
+impl<B: Backend> Source<B> for Loader<'_, B> {
+    fn embedding(&mut self, name: &str, _rows: usize, _width: usize) -> Result<B::Embedding> {
+        self.backend.embedding(self.weight(name)?)
+    }
+
+    fn linear(&mut self, names: &[&str], _: usize, _: usize, bias: bool) -> Result<B::Linear> {
+        let weights: Vec<Tensor> = names.iter().map(|name| self.weight(name)).collect::<Result<_>>()?;
+        let biases: Vec<Tensor> = match bias {
+            true => names.iter().map(|name| self.checkpoint.read(&format!("{name}.bias"))).collect::<Result<_>>()?,
+            false => Vec::new(),
+        };
+        let bias = if bias { Some(joined(biases)?) } else { None };
+        self.backend.linear(joined(weights)?, bias)
+    }
+
+    fn norm(&mut self, name: &str, _width: usize, bias: bool, eps: f32) -> Result<B::Norm> {
+        self.backend.norm(self.weight(name)?, self.bias(name, bias)?, eps)
+    }
+}
+
+/// The tensors one below the other.
+fn joined(mut tensors: Vec<Tensor>) -> Result<Tensor> {
+    match (tensors.pop(), tensors.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (Some(last), false) => {
+            tensors.push(last);
+            Ok(Tensor::cat(&tensors, 0)?)
+        }
+        (None, _) => Err(crate::error::Error::internal("a linear layer without a name")),
+    }
+}

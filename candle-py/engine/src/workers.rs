@@ -1,0 +1,51 @@
+//! The engine's own threads, and the buffers that they keep from one piece of work to the next.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
+
+use rayon::ThreadPool;
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+
+use crate::error::{Error, Result};
+
+/// The threads that this process may use: the least of its affinity and its control group's CPU quota.
+pub fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// A pool of threads, each piece of work with buffers `S` to itself.
+#[derive(Debug)]
+pub struct Workers<S> {
+    /// `None` where one thread is enough: the caller's own.
+    pool: Option<ThreadPool>,
+    idle: Mutex<Vec<S>>,
+}
+
+impl<S: Default + Send> Workers<S> {
+    /// A pool of `threads`.
+    pub fn new(threads: usize) -> Result<Self> {
+        let build = || {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|index| format!("candle-engine-{index}"))
+                .build()
+                .map_err(|error| Error::device(format!("threads cannot be started: `{error}`")))
+        };
+        let pool = if threads > 1 { Some(build()?) } else { None };
+        Ok(Self { pool, idle: Mutex::default() })
+    }
+
+    /// Runs `work` on every item, inside the pool and in no particular order.
+    pub fn run<T: Send>(&self, items: Vec<T>, work: impl Fn(T, &mut S) + Send + Sync) {
+        let work = |item: T| {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut buffers = idle.unwrap_or_default();
+            work(item, &mut buffers);
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
+        };
+        match &self.pool {
+            Some(pool) => pool.install(|| items.into_par_iter().with_max_len(1).for_each(work)),
+            None => items.into_iter().for_each(work),
+        }
+    }
+}

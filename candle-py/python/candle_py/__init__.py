@@ -1,0 +1,19 @@
+"""Encoder models on Hugging Face's Candle: token ids in; hidden states, embeddings or logits out. Knows no text."""
+
+from __future__ import annotations
+
+from candle_py._native import Array, Engine, capabilities, convert_pickle, inspect
+from candle_py.errors import DeviceError, EngineError, InputError, InternalError, ModelError
+
+__all__ = [
+    "Array",
+    "DeviceError",
+    "Engine",
+    "EngineError",
+    "InputError",
+    "InternalError",
+    "ModelError",
+    "capabilities",
+    "convert_pickle",
+    "inspect",
+]

@@ -1,0 +1,243 @@
+//! `Engine` and the module's functions: arguments in, engine calls without the GIL, results and facts out.
+
+use std::path::PathBuf;
+
+use candle_engine::cpu::Isa;
+use candle_engine::{EmbedOptions, Error, Info, LoadOptions, Pooling, Ragged};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arrays::Array;
+use crate::error::{detached, to_python};
+use crate::inputs::{natural, numbers, optional_numbers};
+
+/// A loaded model, ready to run on any thread; the GIL is released while it loads and runs.
+#[pyclass(frozen, module = "candle_py")]
+pub struct Engine {
+    engine: candle_engine::Engine,
+}
+
+#[pymethods]
+impl Engine {
+    /// Loads the model in a folder.
+    #[staticmethod]
+    #[pyo3(signature = (model_dir, *, device="cpu", dtype="auto", threads=None, cpu=None, communicator=None))]
+    fn load(
+        py: Python<'_>,
+        model_dir: PathBuf,
+        device: &str,
+        dtype: &str,
+        threads: Option<i64>,
+        cpu: Option<&str>,
+        communicator: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        check_placement(device, dtype, communicator.is_some()).map_err(|error| to_python(py, &error))?;
+        let options = LoadOptions {
+            threads: threads.map(|threads| natural(py, "threads", threads)).transpose()?,
+            isa: cpu.map(instruction_set).transpose().map_err(|error| to_python(py, &error))?,
+        };
+        let engine = detached(py, || candle_engine::Engine::load(&model_dir, &options))?;
+        Ok(Self { engine })
+    }
+
+    /// The model's facts and how it runs.
+    #[getter]
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let info = facts(py, self.engine.info())?;
+        info.set_item("threads", self.engine.threads())?;
+        info.set_item("cpu", self.engine.isa().name())?;
+        Ok(info)
+    }
+
+    /// The last hidden states, (tokens, hidden_size).
+    #[pyo3(signature = (ids, offsets, type_ids=None))]
+    fn hidden_states(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        type_ids: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Array> {
+        let batch = Batch::new(ids, offsets, type_ids)?;
+        Ok(detached(py, || self.engine.hidden_states(&batch.ragged()))?.into())
+    }
+
+    /// One embedding per row, (rows, width).
+    #[pyo3(
+        signature = (ids, offsets, *, pooling="auto", normalize=None, dimensions=None, type_ids=None, skip_tokens=0),
+        text_signature = "($self, ids, offsets, *, pooling='auto', normalize='auto', dimensions=None, type_ids=None, \
+                          skip_tokens=0)"
+    )]
+    #[allow(clippy::too_many_arguments)]
+    fn embed(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        pooling: &str,
+        normalize: Option<Bound<'_, PyAny>>,
+        dimensions: Option<i64>,
+        type_ids: Option<&Bound<'_, PyAny>>,
+        skip_tokens: i64,
+    ) -> PyResult<Array> {
+        let batch = Batch::new(ids, offsets, type_ids)?;
+        let options = EmbedOptions {
+            pooling: pooling_named(pooling).map_err(|error| to_python(py, &error))?,
+            normalize: normalize.map(|value| switch(&value)).transpose()?.flatten(),
+            dimensions: dimensions.map(|value| natural(py, "dimensions", value)).transpose()?,
+            skip_tokens: natural(py, "skip_tokens", skip_tokens)?,
+        };
+        Ok(detached(py, || self.engine.embed(&batch.ragged(), &options))?.into())
+    }
+
+    /// The logits of every row, (rows, labels), before any softmax or sigmoid.
+    #[pyo3(signature = (ids, offsets, type_ids=None))]
+    fn classify(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        type_ids: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Array> {
+        let batch = Batch::new(ids, offsets, type_ids)?;
+        Ok(detached(py, || self.engine.classify(&batch.ragged()))?.into())
+    }
+
+    fn __repr__(&self) -> String {
+        let info = self.engine.info();
+        format!("Engine({}, hidden_size={}, layers={})", info.architecture, info.hidden_size, info.layers)
+    }
+}
+
+/// A model's facts from its files alone, checked as a load checks them.
+#[pyfunction]
+#[pyo3(signature = (model_dir, *, pooling="auto"))]
+pub fn inspect<'py>(py: Python<'py>, model_dir: PathBuf, pooling: &str) -> PyResult<Bound<'py, PyDict>> {
+    let pooling = pooling_named(pooling).map_err(|error| to_python(py, &error))?;
+    let info = detached(py, || candle_engine::inspect(&model_dir, pooling.as_ref()))?;
+    facts(py, &info)
+}
+
+/// What this build and this machine can do.
+#[pyfunction]
+pub fn capabilities(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let features = PyDict::new(py);
+    for (name, is_there) in candle_engine::cpu_features() {
+        features.set_item(name, is_there)?;
+    }
+    let capabilities = PyDict::new(py);
+    capabilities.set_item("version", candle_engine::VERSION)?;
+    capabilities.set_item("candle_version", candle_engine::CANDLE_VERSION)?;
+    capabilities.set_item("cpu_features", features)?;
+    capabilities.set_item("cpu", Isa::detected().name())?;
+    capabilities.set_item("cuda", false)?;
+    capabilities.set_item("nccl", false)?;
+    capabilities.set_item("threads_default", candle_engine::available_threads())?;
+    Ok(capabilities)
+}
+
+/// Converts PyTorch's pickled weights to safetensors without running the pickle.
+#[pyfunction]
+pub fn convert_pickle(py: Python<'_>, source: PathBuf, target_dir: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+    let converted = detached(py, || candle_engine::convert_pickle(&source, &target_dir))?;
+    let result = PyDict::new(py);
+    result.set_item("files", converted.files.iter().map(|file| file.to_string_lossy()).collect::<Vec<_>>())?;
+    result.set_item("tensors", converted.tensors)?;
+    result.set_item("size_bytes", converted.size_bytes)?;
+    Ok(result)
+}
+
+/// The caller's batch, copied out of Python.
+struct Batch {
+    ids: Vec<u32>,
+    offsets: Vec<u32>,
+    type_ids: Option<Vec<u32>>,
+}
+
+impl Batch {
+    fn new(ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>, type_ids: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        Ok(Self {
+            ids: numbers("ids", ids)?,
+            offsets: numbers("offsets", offsets)?,
+            type_ids: optional_numbers("type_ids", type_ids)?,
+        })
+    }
+
+    fn ragged(&self) -> Ragged<'_> {
+        Ragged { ids: &self.ids, offsets: &self.offsets, type_ids: self.type_ids.as_deref() }
+    }
+}
+
+/// Refuses a device, dtype or communicator that this build does not have.
+fn check_placement(device: &str, dtype: &str, has_communicator: bool) -> Result<(), Error> {
+    let kind = device.split(':').next().unwrap_or_default();
+    match (kind, device) {
+        ("cpu", "cpu") | ("auto", "auto") => {}
+        ("cuda", _) => {
+            return Err(Error::device(format!("this build has no CUDA support: `{device}`"))
+                .with_hint("use device cpu, or install a build with CUDA"));
+        }
+        _ => return Err(Error::input(format!("device is not known: `{device}`")).with_hint("auto or cpu")),
+    }
+    match dtype {
+        "auto" | "float32" => {}
+        "bfloat16" | "float16" => {
+            return Err(Error::device(format!("dtype is not supported on the CPU: `{dtype}`"))
+                .with_hint("use auto or float32; weights stored in another dtype are converted"));
+        }
+        _ => return Err(Error::input(format!("dtype is not known: `{dtype}`")).with_hint("auto or float32")),
+    }
+    if has_communicator {
+        return Err(Error::device("this build has no tensor parallelism: `communicator`").with_hint("leave it None"));
+    }
+    Ok(())
+}
+
+fn instruction_set(name: &str) -> Result<Isa, Error> {
+    Isa::from_name(name).ok_or_else(|| {
+        let names: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
+        Error::input(format!("instruction set is not known: `{name}`")).with_hint(names.join(", "))
+    })
+}
+
+/// "auto" as `None`, or modes.
+fn pooling_named(name: &str) -> Result<Option<Pooling>, Error> {
+    (name != "auto").then(|| name.parse()).transpose()
+}
+
+/// "auto" as `None`, or a truth value.
+fn switch(value: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
+    if let Ok(value) = value.extract::<bool>() {
+        return Ok(Some(value));
+    }
+    match value.extract::<&str>() {
+        Ok("auto") => Ok(None),
+        _ => Err(to_python(value.py(), &Error::input(format!("normalize must be auto, True or False: `{value}`")))),
+    }
+}
+
+fn facts<'py>(py: Python<'py>, info: &Info) -> PyResult<Bound<'py, PyDict>> {
+    let pooling =
+        info.pooling.as_ref().map(|pooling| pooling.modes().iter().map(|mode| mode.name()).collect::<Vec<_>>());
+    let facts = PyDict::new(py);
+    facts.set_item("architecture", &info.architecture)?;
+    facts.set_item("model_type", &info.model_type)?;
+    facts.set_item("hidden_size", info.hidden_size)?;
+    facts.set_item("layers", info.layers)?;
+    facts.set_item("vocab_size", info.vocab_size)?;
+    facts.set_item("max_positions", info.max_positions)?;
+    facts.set_item("type_vocab_size", info.type_vocab_size)?;
+    facts.set_item("labels", &info.labels)?;
+    facts.set_item("num_labels", info.labels.as_ref().map(Vec::len))?;
+    facts.set_item("problem_type", &info.problem_type)?;
+    facts.set_item("dtype", "float32")?;
+    facts.set_item("device", "cpu")?;
+    facts.set_item("pooling", pooling)?;
+    facts.set_item("normalize", info.normalize)?;
+    facts.set_item("include_prompt", info.include_prompt)?;
+    facts.set_item("embedding_dim", info.embedding_dim)?;
+    facts.set_item("transformer_path", &info.transformer_path)?;
+    facts.set_item("weight_bytes", info.weight_bytes)?;
+    facts.set_item("parameters", info.parameters)?;
+    Ok(facts)
+}

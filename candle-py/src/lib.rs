@@ -1,0 +1,19 @@
+//! The Python face of the engine: conversion, the GIL, errors. This file only registers.
+
+mod arrays;
+mod arrow;
+mod engine;
+mod error;
+mod inputs;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The native half of `candle_py`.
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::arrays::Array;
+    #[pymodule_export]
+    use crate::engine::{Engine, capabilities, convert_pickle, inspect};
+}
