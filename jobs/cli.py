@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name=PROGRAM,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Offline batch inference over Parquet: every row exactly once.",
 )
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The job's spec.")]
@@ -36,6 +34,21 @@ BackendName = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to stderr.")]
 Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="The job's output folder, or its spec.")]
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """Offline batch inference over Parquet: every row exactly once."""
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"{PROGRAM} {version_of('candelabra')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 def main() -> None:
@@ -130,9 +143,8 @@ def resume(
     verbose: Verbose = False,
 ) -> None:
     """As submit, but only if the output already holds a plan."""
-    from sharding.plan_file import read_plan
-
     from sharding.errors import NotFoundError
+    from sharding.plan_file import read_plan
     from sharding.storage import open_storage
 
     job = _load(spec, overrides, backend)
@@ -250,11 +262,11 @@ def convert(
     """Make a safetensors folder of one with PyTorch weights. The pickle is read, never executed."""
     from workers.model.convert import convert_model
 
-    written = convert_model(source, target)
+    tensors = convert_model(source, target)
     if as_json:
-        _print_json(written)
+        _print_json({"folder": str(target), "tensors": tensors})
     else:
-        print(f"wrote {target}: {written['tensors']} tensors, {written['bytes']} bytes")
+        print(f"wrote {target}: {tensors} tensors as safetensors")
 
 
 @app.command()

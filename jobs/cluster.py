@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class RayBackend:
         self._placement: Placement | None = None
         self._replicas: dict[int, _Replica] = {}
         self._connected_here = False
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._losses_in_a_row = 0
 
     def start(self) -> int:
@@ -85,18 +87,11 @@ class RayBackend:
         if ray.is_initialized():
             return
         try:
-            if self._address is None:
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    namespace="candelabra",
-                )
-            else:
-                _knock(self._address)
-                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+            # Ray puts the driver's working directory first on every worker's path: a folder `workers` of the user's
+            # must not be imported instead of ours.
+            self._folder = tempfile.TemporaryDirectory(prefix="candelabra-ray-")
+            with contextlib.chdir(self._folder.name):
+                self._init()
         except RayAuthenticationError as error:
             raise AuthenticationError(
                 f"the Ray cluster refused us ({_first_line(error)}): `{self._address}`",
@@ -108,6 +103,20 @@ class RayBackend:
                 hint="check ray.address, or leave it out for an embedded Ray",
             ) from error
         self._connected_here = True
+
+    def _init(self) -> None:
+        if self._address is not None:
+            _knock(self._address)
+            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="candelabra",
+        )
 
     def _launch(self) -> _Replica:
         from workers.actor import WorkerActor
@@ -206,6 +215,9 @@ class RayBackend:
         if self._connected_here:
             ray.shutdown()
             self._connected_here = False
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
 
 def _knock(address: str) -> None:

@@ -29,7 +29,7 @@ from sharding.failpoints import failpoint
 from sharding.lease import Lease
 from sharding.manifest import ShardReceipt
 from sharding.plan import ShardPlan
-from sharding.plan_file import check_drift, read_plan, write_plan
+from sharding.plan_file import check_drift, check_empty, read_plan, write_plan
 from sharding.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ def run_job(
     """
     prepared = prepare_job(spec)
     output = prepared.output
+    if read_plan(output) is None:
+        check_empty(output)
     with (
         Interrupts() as interrupts,
         LeaseKeeper(Lease.acquire(output, owner=spec.name, timeout_s=LEASE_TIMEOUT_S)) as keeper,

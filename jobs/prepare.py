@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from jobs.spec import JobSpec
 from sharding.errors import InfrastructureError, InputError
+from sharding.find import finds
+from sharding.layout import part_name
 from sharding.plan import ShardPlan, make_plan, plan_shards
 from sharding.source import SourceListing, list_sources
 from sharding.storage import Storage, is_inside, open_storage
@@ -62,7 +64,8 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     task, notes = _decide_task(spec, model, info)
     output_schema, columns, results = _output_schema(spec, listing.schema, task.width)
     shards = plan_shards(listing.files, target_rows=spec.sharding.target_rows, target_bytes=spec.sharding.target_bytes)
-    model_config = ModelConfig(model.source, model.revision, model.digest, info.dtype, device)
+    source = str(model.path) if Path(model.source).expanduser().is_dir() else model.source
+    model_config = ModelConfig(source, model.revision, model.digest, info.dtype, device)
     plan = make_plan(
         job=spec.name,
         identity=_identity(spec, task, model_config, output_schema),
@@ -89,6 +92,8 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
 
 
 def _check_output_apart(spec: JobSpec, listing: SourceListing, output: Storage) -> None:
+    if output.local_root is not None and output.local_root.is_file():
+        raise InputError(f"output.path is a file, not a folder: `{spec.output.path}`")
     inside = next((file.path for file in listing.files if is_inside(file.path, output.uri)), None)
     if inside is not None:
         raise InputError(
@@ -96,9 +101,9 @@ def _check_output_apart(spec: JobSpec, listing: SourceListing, output: Storage) 
             hint="write to a folder of its own",
         )
     for path in spec.input.path:
-        if not any(sign in path for sign in "*?[") and is_inside(output.uri, path):
+        if finds(path, output.full_uri(part_name(0))):
             raise InputError(
-                f"output.path lies inside the input folder `{path}`: `{spec.output.path}`",
+                f"input.path `{path}` would find the parts of the output: `output.path {spec.output.path}`",
                 hint="write to a folder of its own: the next run would read this one's results",
             )
 
@@ -228,7 +233,7 @@ def _identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: pa.Sc
         "model.revision": model.revision,
         "model.digest": model.digest,
         "model.dtype": model.dtype,
-        "output.schema": schema.to_string(show_field_metadata=False, show_schema_metadata=False),
+        "output.schema": "; ".join(f"{field.name}: {field.type}" for field in schema),
         "output.on_conflict": spec.output.on_conflict,
         "sharding.target_rows": spec.sharding.target_rows,
         "sharding.target_bytes": spec.sharding.target_bytes,

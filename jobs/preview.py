@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs.prepare import PreparedJob, prepare_job
@@ -21,7 +23,7 @@ from workers.config import AssignedPiece
 from workers.engine.load import load_engine
 from workers.limits import available_threads
 from workers.read import read_rows
-from workers.template import parse_template
+from workers.template import invalid_rows, parse_template
 from workers.worker import load_tokenizer
 
 _SAMPLE_ROWS = 2000
@@ -141,7 +143,10 @@ def _sample(prepared: PreparedJob) -> _Sample:
         for batch in read_rows(pieces, columns):
             rows = batch.rows.slice(0, wanted)
             for column, template in zip(texts, templates, strict=True):
-                column += template.render(rows).to_pylist()
+                rendered = template.render(rows)
+                invalid = set(invalid_rows(rendered))
+                bad = pa.array([row in invalid for row in range(len(rendered))], pa.bool_())
+                column += pc.if_else(bad, None, rendered).to_pylist()
             wanted -= rows.num_rows
             if wanted <= 0:
                 break

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from jobs.progress import JobProgress, ProgressListener
 
@@ -123,12 +124,12 @@ def render_list(jobs: Sequence[JobStatus]) -> None:
 def render_findings(findings: Sequence[Finding]) -> None:
     """What `doctor` found, on stdout."""
     console = Console()
-    signs = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
-    table = Table(show_header=False, box=None)
+    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
     for finding in findings:
-        hint = f"\n-> {finding.hint}" if finding.hint else ""
-        table.add_row(signs[finding.status], finding.area, finding.what + hint)
-    console.print(table)
+        line = Text.assemble((f"{finding.status:8}", styles[finding.status]), f"{finding.area:12} {finding.what}")
+        console.print(line, soft_wrap=True)  # never broken: hints hold commands to copy
+        if finding.hint:
+            console.print(Text(f"{'':8}-> {finding.hint}"), soft_wrap=True)
 
 
 def _size(size_bytes: int) -> str:

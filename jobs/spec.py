@@ -5,6 +5,7 @@ pydantic is used at this edge only; further in, frozen dataclasses carry what is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,12 +18,13 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from jobs.errors import SpecError
 from jobs.spec_yaml import apply_overrides, locate, nearest_key, parse_yaml
-from sharding.errors import NotFoundError
+from sharding.errors import InputError, NotFoundError
 
 
 def _as_tuple(value: object) -> object:
@@ -85,6 +87,18 @@ class TaskSpec(_Section):
             )
         return self
 
+    @field_validator("text", "query")
+    @classmethod
+    def _template_is_whole(cls, text: str | None) -> str | None:
+        from workers.template import parse_template
+
+        if text is not None:
+            try:
+                parse_template(text)
+            except InputError as error:
+                raise ValueError(error.message.partition(": `")[0]) from None
+        return text
+
 
 class ModelSpec(_Section):
     """The model, and how it is held."""
@@ -103,6 +117,13 @@ class InputSpec(_Section):
 
     path: Paths = Field(description="Path, glob, folder, or a list of them; local, s3://, gs://, az://, hf://.")
     columns: tuple[str, ...] | None = Field(None, description="Columns to pass through; null: all.")
+
+    @field_validator("columns")
+    @classmethod
+    def _columns_once(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if columns is not None and len(set(columns)) < len(columns):
+            raise ValueError("a column is named twice")
+        return columns
 
 
 class OutputSpec(_Section):
@@ -205,17 +226,26 @@ def parse_spec(
         return JobSpec.model_validate(_lists_to_tuples(data))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        clauses = [
-            _clause(problem["type"], problem["loc"], problem["msg"], problem["input"], where, lines or {})
-            for problem in problems
-        ]
-        raise SpecError("\n".join(clauses), hint="`candelabra schema` prints every field and what it means") from None
+        clauses: dict[str, str] = {}
+        for problem in problems:
+            key = _key(problem["loc"])
+            clause = _clause(problem["type"], problem["loc"], problem["msg"], problem["input"], where, lines or {})
+            clauses.setdefault(key, clause)  # one mistake in a union of types is one clause
+        raise SpecError(
+            "\n".join(clauses.values()), hint="`candelabra schema` prints every field and what it means"
+        ) from None
 
 
 def _lists_to_tuples(data: object) -> object:
     if isinstance(data, dict):
         return {key: _lists_to_tuples(value) for key, value in data.items()}
     return tuple(_lists_to_tuples(value) for value in data) if isinstance(data, list) else data
+
+
+def _key(loc: tuple[str | int, ...]) -> str:
+    """Dotted path of a field, without pydantic's notes on which type of a union it tried."""
+    notes = ("literal[", "constrained-", "int", "bool", "str", "float", "function-")
+    return ".".join(str(part) for part in loc if not str(part).startswith(notes))
 
 
 def _clause(
@@ -227,14 +257,12 @@ def _clause(
     lines: Mapping[tuple[str | int, ...], int],
 ) -> str:
     place = f"{where}:{locate(loc, lines)}: " if lines else f"{where}: "
-    key = ".".join(
-        str(part) for part in loc if not str(part).startswith(("literal[", "constrained-", "int", "function-"))
-    )
+    key = _key(loc)
     if kind == "extra_forbidden":
         known = nearest_key(JobSpec, loc)
         return f"{place}unknown key{f' (did you mean `{known}`?)' if known else ''}: `{key}`"
     if kind == "missing":
         return f"{place}a needed key is missing: `{key}`"
     text = message.removeprefix("Value error, ")
-    shown = repr(value) if not isinstance(value, dict) else "a mapping"
+    shown = "a mapping" if isinstance(value, dict | BaseModel) else json.dumps(value, ensure_ascii=False, default=str)
     return f"{place}{key or 'spec'}: {text[0].lower()}{text[1:]}: `{shown if len(shown) <= 80 else shown[:77] + '...'}`"

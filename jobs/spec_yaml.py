@@ -6,6 +6,7 @@ No tag, anchor or alias is accepted: a spec is plain data, and each of them can 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,11 @@ from pydantic import BaseModel
 from jobs.errors import SpecError
 
 _MAX_BYTES = 256 << 10
+_MOST_BRACKETS = 1000
+_NULL = re.compile(r"~|null|Null|NULL|")
+_TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]{1,4})?|[0-9]+[eE][-+]?[0-9]{1,4})")
 Loc = tuple[str | int, ...]
 
 
@@ -48,6 +54,8 @@ def parse_yaml(path: Path) -> Document:
 
 def parse_yaml_text(text: str, where: str) -> Document:
     """As `parse_yaml`, from text; `where` names it in messages."""
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        raise SpecError(f"{where}: nested too deeply: more brackets than `{_MOST_BRACKETS}`")
     try:
         _refuse_references(text, where)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -57,7 +65,8 @@ def parse_yaml_text(text: str, where: str) -> Document:
         mark = error.problem_mark
         problem = error.problem or "not YAML"
         line = "" if mark is None else f":{mark.line + 1}:{mark.column + 1}"
-        raise SpecError(f"{where}{line}: {problem}", hint="indent with spaces, never with tabs") from None
+        tabs = "indent with spaces, never with tabs" if "\\t" in problem else None
+        raise SpecError(f"{where}{line}: {problem}", hint=tabs) from None
     except yaml.YAMLError as error:
         raise SpecError(f"{where}: not YAML: `{str(error).splitlines()[0]}`") from None
     except RecursionError:
@@ -96,7 +105,19 @@ def _build(node: yaml.Node | None, loc: Loc, lines: dict[Loc, int], where: str) 
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*loc, index), lines, where) for index, item in enumerate(node.value)]
-    return yaml.SafeLoader("").construct_object(node, deep=True)
+    quoted = getattr(node, "style", None) is not None
+    return node.value if quoted else _scalar(node.value)
+
+
+def _scalar(text: str) -> str | int | float | bool | None:
+    """What an unquoted word means, by YAML 1.2's core schema: no dates, no base-60 numbers, no `yes` and `no`."""
+    if _NULL.fullmatch(text):
+        return None
+    if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
+        return bool(_TRUE.fullmatch(text))
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -111,7 +132,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise SpecError(f"an override has the form section.field=value: `{override}`")
-        value = parse_yaml_text(f"value: {text}", f"--set {key}").data["value"]
+        value = _override_value(text, f"--set {key}")
         target = result
         for part in parts[:-1]:
             target = target.setdefault(part, {})
@@ -119,6 +140,13 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
                 raise SpecError(f"an override goes through a key that is no section: `{override}`")
         target[parts[-1]] = value
     return result
+
+
+def _override_value(text: str, where: str) -> Any:
+    """A list, mapping or quoted string as YAML reads it; other text as it stands (`#`, `:` and `*` mean nothing)."""
+    if text[:1] in ("[", "{", '"', "'"):
+        return parse_yaml_text(f"value: {text}", where).data["value"]
+    return _scalar(text)
 
 
 def _copy(data: Any) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sharding.plan_file import read_plan
-
 from jobs.dispatch import FailedShard
+from jobs.errors import ExitCode
 from jobs.keeper import LEASE_TIMEOUT_S
 from jobs.report import JobReport, build_report
 from sharding import layout
@@ -17,6 +16,7 @@ from sharding.errors import NotFoundError
 from sharding.lease import Lease, read_lease
 from sharding.manifest import LeaseRecord, ShardFailure, decode
 from sharding.plan import ShardPlan
+from sharding.plan_file import read_plan
 from sharding.storage import Storage, open_storage
 
 
@@ -60,35 +60,39 @@ def job_status(output: str) -> JobStatus:
     failures = read_failures(storage)
     lease = read_lease(storage)
     held = lease is not None and not lease.released
+    bad_rows = sum(receipt.row_errors for receipt in receipts.values())
     return JobStatus(
         job=plan.job,
         output=storage.uri,
-        state=_state(storage, plan, len(receipts), len(failures), lease if held else None),
+        state=_state(storage, plan, len(receipts), len(failures), bad_rows, lease if held else None),
         shards=len(plan.shards),
         shards_done=len(receipts),
         shards_failed=len(failures),
         rows=plan.rows,
         rows_done=sum(receipt.rows for receipt in receipts.values()),
-        row_errors=sum(receipt.row_errors for receipt in receipts.values()),
+        row_errors=bad_rows,
         driver=f"{lease.owner} on {lease.host}, process {lease.pid}, last seen {lease.at}" if lease and held else None,
         progress=_progress(storage) if held else None,
     )
 
 
-def job_report(output: str, *, max_row_error_rate: float = 1.0) -> JobReport:
-    """What became of the job of an output; the report the driver left, if it finished, else one made from receipts."""
+def job_report(output: str) -> JobReport:
+    """What became of the job of an output, by its receipts and its seal: what is not sealed is not complete."""
     storage = open_storage(output)
     plan = _plan(storage)
     receipts = read_receipts(storage, plan_digest=plan.digest)
     sealed = read_success(storage) is not None
-    return build_report(
-        plan, storage.uri, receipts, read_failures(storage), max_row_error_rate=1.0 if sealed else max_row_error_rate
-    )
+    found = build_report(plan, storage.uri, receipts, read_failures(storage), max_row_error_rate=1.0 if sealed else 0.0)
+    if found.state == "complete" and not sealed:  # killed between the last receipt and the seal
+        return replace(found, state="incomplete", exit_code=int(ExitCode.FAILED_ROWS))
+    return found
 
 
 def find_jobs(folder: str) -> list[JobStatus]:
     """The jobs whose outputs are this folder or lie directly in it, by name."""
     storage = open_storage(folder)
+    if storage.local_root is not None and not storage.local_root.is_dir():
+        raise NotFoundError(f"there is no such folder: `{folder}`")
     places = [storage.uri, *(storage.full_uri(child) for child in storage.list_folder().folders)]
     return [job_status(place) for place in places if open_storage(place).exists(layout.PLAN)]
 
@@ -130,12 +134,12 @@ def _plan(storage: Storage) -> ShardPlan:
     return plan
 
 
-def _state(storage: Storage, plan: ShardPlan, done: int, failed: int, lease: LeaseRecord | None) -> str:
+def _state(storage: Storage, plan: ShardPlan, done: int, failed: int, bad_rows: int, lease: LeaseRecord | None) -> str:
     if lease is not None:
         return "running"
     if storage.exists(layout.SUCCESS):
         return "complete"
-    return "failed" if failed or done == len(plan.shards) else "interrupted"
+    return "failed" if failed or (done == len(plan.shards) and bad_rows) else "interrupted"
 
 
 def _progress(storage: Storage) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sharding.errors import InputError, NotFoundError
-from sharding.storage import Entry, Storage, open_storage, parse_uri, split_uri
+from sharding.storage import Entry, Storage, is_inside, open_storage, parse_uri, split_uri
 
 EXTENSIONS = (".parquet", ".parq")
 _MAGIC = re.compile(r"[*?\[]")
@@ -62,9 +62,27 @@ def _find(path: str, pool: ThreadPoolExecutor) -> list[Found]:
     if not files:
         raise NotFoundError(
             f"no Parquet file is found at: `{path}`",
-            hint="a folder stands for *.parquet and *.parq below it; names that begin with _ or . are skipped",
+            hint="a folder stands for *.parquet and *.parq below it; names that begin with _ or . are skipped; "
+            "a relative path begins at the working directory",
         )
     return files
+
+
+def finds(path: str, file: str) -> bool:
+    """Whether an input path would find a file, were it there: itself, below a folder, or by a pattern.
+
+    Args:
+        path: A path, glob or folder, as `find_files` takes it.
+        file: Full location of the file.
+    """
+    if is_inside(file, path):
+        return True
+    base, segments = _split_magic(path)
+    if not segments or not is_inside(file, base):
+        return False
+    below = parse_uri(file).key[len(parse_uri(base).key) :].strip("/").split("/")
+    pattern = _compile(segments)
+    return any(pattern.fullmatch("/".join(below[:length])) for length in range(1, len(below) + 1))
 
 
 def _open_exact(path: str) -> tuple[Storage, Entry | None]:

@@ -93,6 +93,6 @@ def parse_numbered_path(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def is_visible_parquet(name: str) -> bool:
-    """True when a reader of the output folder would take a file of that name for data."""
-    return name.endswith(".parquet") and not name.startswith(("_", "."))
+def is_visible_parquet(path: str) -> bool:
+    """True when a reader of the output folder would take a file of that path, relative to the output, for data."""
+    return path.endswith(".parquet") and not any(name.startswith(("_", ".")) for name in path.split("/"))

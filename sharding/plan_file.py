@@ -30,7 +30,7 @@ def write_plan(storage: Storage, plan: ShardPlan) -> ShardPlan:
         InputError: There is no plan, but the folder holds Parquet files: a reader would take them for our parts.
     """
     if not storage.exists(layout.PLAN):
-        _check_empty(storage)
+        check_empty(storage)
     if storage.create(layout.PLAN, _encode(plan)):
         return plan
     earlier = read_plan(storage)
@@ -73,8 +73,13 @@ def check_drift(on_disk: ShardPlan, wanted: ShardPlan) -> None:
     )
 
 
-def _check_empty(storage: Storage) -> None:
-    for entry in storage.list_folder().files:
+def check_empty(storage: Storage) -> None:
+    """Refuse a new output where a reader would find somebody else's rows too.
+
+    Raises:
+        InputError: Parquet files lie in the folder or below it.
+    """
+    for entry in storage.list():
         if layout.is_visible_parquet(entry.path):
             raise InputError(
                 f"the output folder holds Parquet files of something else: `{storage.full_uri(entry.path)}`",

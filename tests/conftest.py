@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from job_files import JobFiles
 from s3_server import faulty_s3, s3_bucket, s3_server
+from torch_pickles import torch_names
 
-__all__ = ["faulty_s3", "files", "s3_bucket", "s3_server"]
+__all__ = ["faulty_s3", "files", "s3_bucket", "s3_server", "torch_names"]
 
 
 @pytest.fixture

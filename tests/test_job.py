@@ -240,8 +240,10 @@ def test_settings_that_decide_no_byte_may_change_between_runs(files: JobFiles) -
     assert report.exit_code == 0
 
 
-def test_a_stray_parquet_file_in_the_output_is_named_before_sealing(files: JobFiles) -> None:
-    files.write_input(sample_table(10))
+def test_a_stray_parquet_file_that_came_since_the_plan_is_named_before_sealing(files: JobFiles) -> None:
+    files.write_input(sample_table(10, null_every=0))
+    run(files.spec())
+    (files.out() / "_SUCCESS").unlink()
     files.write_input(sample_table(3), "out/stray.parquet")
     with pytest.raises(CandelabraError, match="stray"):
         run(files.spec())
@@ -284,3 +286,47 @@ def test_a_failing_read_is_retried_and_then_the_shard_fails_with_its_error_on_di
     assert (files.out("second") / "_candelabra/failures/00002.json").is_file()
     assert not (files.out("second") / "_SUCCESS").exists()
     assert set(part_digests(files.out("second")).values()) < set(good.values())
+
+
+def test_text_that_is_not_utf8_is_that_rows_error_alone(files: JobFiles) -> None:
+    content = b"hello" + b"\xff\xfe\xfd" + b"good"
+    offsets = pa.py_buffer(np.array([0, 5, 8, 12], np.int32))
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(content)])
+    files.write_input(pa.table({"doc": broken}))
+    for name, text in (("plain", "doc"), ("template", "<{doc}>")):
+        spec = files.spec(task__text=text, output__path=str(files.out(name)), errors__max_row_error_rate=1.0)
+        assert run(spec).exit_code == 0
+        errors = files.rows(name)["error"].to_pylist()
+        assert (errors[0], errors[2]) == (None, None)
+        assert "UTF-8" in errors[1]
+
+
+def test_an_output_that_a_glob_of_the_input_would_find_is_refused(files: JobFiles) -> None:
+    files.write_input(sample_table(10, null_every=0), "data/a/in.parquet")
+    for pattern, refused in (("data/**/*.parquet", True), ("data/*", True), ("data/a/*.parquet", False)):
+        spec = files.spec(input__path=str(files.root / pattern), output__path=str(files.root / "data" / "out"))
+        if refused:
+            with pytest.raises(InputError, match="would find"):
+                run(spec)
+        else:
+            assert run(spec).exit_code == 0
+
+
+def test_an_output_with_somebody_elses_rows_anywhere_below_is_refused_and_left_as_it_was(files: JobFiles) -> None:
+    files.write_input(sample_table(10))
+    files.write_input(sample_table(3), "out/sub/old.parquet")
+    with pytest.raises(InputError, match=r"old\.parquet"):
+        run(files.spec())
+    assert [path.name for path in files.out().iterdir()] == ["sub"]
+
+
+def test_an_output_that_is_a_file_is_refused(files: JobFiles) -> None:
+    files.write_input(sample_table(10))
+    files.out().write_text("a file")
+    with pytest.raises(InputError, match="is a file"):
+        run(files.spec())
+
+
+def test_a_column_named_twice_is_refused(files: JobFiles) -> None:
+    with pytest.raises(CandelabraError, match="twice"):
+        files.spec(input__columns=["id", "id"])

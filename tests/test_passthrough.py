@@ -106,6 +106,45 @@ def test_files_of_different_dictionaries_are_one_output(files: JobFiles) -> None
     assert len(list(files.out().glob("*.parquet"))) == 2
 
 
+def test_dictionaries_that_do_not_fit_one_index_type_together_stay_what_they_were(files: JobFiles) -> None:
+    for number in range(4):
+        tags = pa.DictionaryArray.from_arrays(pa.array(range(100), pa.int8()), [f"t{number}-{i}" for i in range(100)])
+        files.write_input(pa.table({"doc": [f"d {i}" for i in range(100)], "tag": tags}), f"in/{number}.parquet")
+    spec = files.spec(input__path=str(files.root / "in"), sharding__target_rows=400)
+    assert run_job(spec).exit_code == 0
+    (part,) = files.out().glob("*.parquet")
+    out = pq.read_table(part)
+    assert out["tag"].to_pylist() == [f"t{number}-{i}" for number in range(4) for i in range(100)]
+    assert out.schema.field("tag").type == pa.dictionary(pa.int8(), pa.string())
+
+
+def test_dictionaries_inside_lists_and_structs_pass_through(files: JobFiles) -> None:
+    flat = pa.array([f"v{i % 9}" for i in range(600)]).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array(range(0, 601, 2), pa.int32()), flat)
+    structs = pa.StructArray.from_arrays([flat.slice(0, 300)], ["a"])
+    table = pa.table({"doc": [f"d {i}" for i in range(300)], "lists": lists, "structs": structs})
+    path = files.write_input(table, row_group_size=50)
+    assert run_job(files.spec(sharding__target_rows=300)).exit_code == 0
+    source = pq.read_table(path)
+    for name in ("lists", "structs"):
+        assert files.rows()[name].to_pylist() == source[name].to_pylist()
+
+
+def test_columns_named_like_the_inside_of_a_vector_pass_through(files: JobFiles) -> None:
+    table = pa.table(
+        {
+            "doc": ["a", "b"],
+            "embedding.list.source": ["x", "y"],
+            "embedding.list.element": ["x", "y"],
+            "v": pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float32(), 2)),
+            "v.list.element": ["x", "y"],
+        }
+    )
+    files.write_input(table)
+    assert run_job(files.spec()).exit_code == 0
+    assert files.rows().select(table.column_names).equals(table.cast(files.rows().select(table.column_names).schema))
+
+
 def test_files_of_no_rows_among_others_change_nothing(files: JobFiles) -> None:
     table = pa.table({"doc": ["a", "b"]})
     for number, part in enumerate((table.slice(0, 0), table, table.slice(0, 0))):

@@ -115,7 +115,7 @@ def test_a_folder_that_holds_other_data_is_refused(storage: Storage, name: str) 
 
 
 def test_other_files_and_hidden_ones_do_not_matter(storage: Storage) -> None:
-    for name in ("README.md", "_old.parquet", ".x.parquet", "folder/x.parquet"):
+    for name in ("README.md", "_old.parquet", ".x.parquet", "_folder/x.parquet"):
         storage.write_bytes(name, b"")
     write_plan(storage, plan_of())
 

@@ -118,6 +118,36 @@ def test_deep_nesting_is_refused_without_a_crash(write) -> None:  # type: ignore
     assert "nested" in refused(write("a: " + "[" * 900 + "]" * 900))
 
 
+@pytest.mark.parametrize("word", ["2024-13-45", "2024-01-01", "0x_", "12:30:45", "yes", "9" * 5000])
+def test_an_unquoted_word_that_is_no_plain_number_is_text(write, word: str) -> None:  # type: ignore[no-untyped-def]
+    assert load_spec(write(GOOD.replace("path: out/docs", f"path: {word}"))).output.path == word
+
+
+def test_thousands_of_brackets_are_refused_at_once(write) -> None:  # type: ignore[no-untyped-def]
+    assert "nested" in refused(write("a: " + "[" * 100_000))
+
+
+def test_an_override_is_taken_to_its_last_character(write) -> None:  # type: ignore[no-untyped-def]
+    overrides = ["output.path=out #1", "task.prompt=query: ", "input.path=*.parquet", "name=%x: y"]
+    spec = load_spec(write(GOOD), overrides)
+    assert (spec.output.path, spec.task.prompt, spec.input.path, spec.name) == (
+        "out #1",
+        "query: ",
+        ("*.parquet",),
+        "%x: y",
+    )
+
+
+def test_one_mistake_is_one_line_in_yamls_own_words(write) -> None:  # type: ignore[no-untyped-def]
+    message = refused(write(GOOD + "workers: {replicas: true}\n"))
+    assert message.count("\n") == 0
+    assert "`true`" in message
+
+
+def test_a_template_with_a_lost_brace_is_a_spec_mistake_with_its_line(write) -> None:  # type: ignore[no-untyped-def]
+    assert "job.yaml:4" in refused(write(GOOD.replace("text: doc", 'text: "{doc"')))
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text", "3"])
 def test_what_is_no_mapping_is_refused(write, text: str) -> None:  # type: ignore[no-untyped-def]
     assert "mapping" in refused(write(text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,13 @@ class RowResults:
     tokens: int
 
 
-def compute_window(window: TextWindow, config: WorkerConfig, engine: Engine, repeated: RepeatedTexts) -> RowResults:
+def compute_window(
+    window: TextWindow,
+    config: WorkerConfig,
+    engine: Engine,
+    repeated: RepeatedTexts,
+    advance: Callable[[int], None],
+) -> RowResults:
     """Compute the fresh texts of a window and give every row its result.
 
     Args:
@@ -38,8 +44,9 @@ def compute_window(window: TextWindow, config: WorkerConfig, engine: Engine, rep
         config: The job's settings.
         engine: The loaded model.
         repeated: Results of earlier windows; takes those of this one.
+        advance: Told the tokens of each finished batch.
     """
-    results = _unique_results(window, config, engine, repeated)
+    results = _unique_results(window, config, engine, repeated, advance)
     columns = _columns(window, config, engine, results)
     by_name = dict(zip(config.result_columns, columns, strict=True))
     rows = window.batch.rows
@@ -53,7 +60,11 @@ def compute_window(window: TextWindow, config: WorkerConfig, engine: Engine, rep
 
 
 def _unique_results(
-    window: TextWindow, config: WorkerConfig, engine: Engine, repeated: RepeatedTexts
+    window: TextWindow,
+    config: WorkerConfig,
+    engine: Engine,
+    repeated: RepeatedTexts,
+    advance: Callable[[int], None],
 ) -> dict[int, UniqueResult]:
     """Result of each distinct text of the window, by its position in `window.keys`."""
     tokens = window.tokens
@@ -83,6 +94,7 @@ def _unique_results(
             for i, token_row in enumerate(part.rows):
                 finite = i not in not_finite
                 keep(int(token_row), output.values[i] if finite else None, None if finite else NOT_FINITE)
+        advance(len(batch.ids))
     return results
 
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sharding.errors import NotFoundError, RetryShard
@@ -37,8 +37,34 @@ class Progress:
     """How far the running shard is; read by other threads."""
 
     shard: int = -1
-    rows: int = 0
+    rows_before: int = 0
     tokens: int = 0
+    share: float = 0.0
+    window_rows: int = 0
+
+    def begin(self, shard: int) -> None:
+        """Begin a shard."""
+        self.shard, self.rows_before, self.tokens, self.share, self.window_rows = shard, 0, 0, 0.0, 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of finished windows, and of the running one the share that its finished batches are."""
+        return self.rows_before + int(self.window_rows * self.share)
+
+    def window(self, rows: int, tokens: int) -> Callable[[int], None]:
+        """Begin a window; the function returned counts the tokens of each finished batch."""
+        self.share, self.window_rows = 0.0, rows
+
+        def advance(batch_tokens: int) -> None:
+            self.tokens += batch_tokens
+            self.share = min(1.0, self.share + batch_tokens / tokens)
+
+        return advance
+
+    def finish_window(self) -> None:
+        """The window's rows are finished, those without any token too."""
+        self.rows_before += self.window_rows
+        self.share, self.window_rows = 0.0, 0
 
 
 @dataclass(slots=True)
@@ -67,7 +93,7 @@ def run_shard(assignment: Assignment, config: WorkerConfig, tools: ShardTools) -
         StopJob: No attempt can succeed (a source file changed, the disk is full).
     """
     started = time.monotonic()
-    tools.progress.shard, tools.progress.rows, tools.progress.tokens = assignment.shard, 0, 0
+    tools.progress.begin(assignment.shard)
     if assignment.probe is not None:
         for _ in _results(assignment, config, tools):
             pass
@@ -101,9 +127,9 @@ def _results(assignment: Assignment, config: WorkerConfig, tools: ShardTools) ->
     repeated = RepeatedTexts(tools.engine.info.width)
     with Ahead(_windows(assignment, config, tools, repeated), "read") as windows:
         for window in windows:
-            results = compute_window(window, config, tools.engine, repeated)
-            tools.progress.rows += results.batch.num_rows
-            tools.progress.tokens += results.tokens
+            advance = tools.progress.window(window.batch.rows.num_rows, int(window.tokens.offsets[-1]))
+            results = compute_window(window, config, tools.engine, repeated, advance)
+            tools.progress.finish_window()
             yield results
 
 

@@ -12,6 +12,7 @@ from sharding.errors import DriftError, RetryShard
 from sharding.failpoints import failpoint
 from sharding.storage import open_storage, split_uri
 from workers.config import AssignedPiece
+from workers.tables import join_tables
 
 MOST_BATCH_ROWS = 2048
 _BATCH_BYTES = 16 << 20
@@ -78,23 +79,21 @@ def _gathered(batches: Iterator[pa.RecordBatch], most_rows: int) -> Iterator[pa.
     rows = size_bytes = 0
     for batch in batches:
         if pending and rows + batch.num_rows > most_rows:
-            yield _joined(pending)
+            yield from _joined(pending)
             pending, rows, size_bytes = [], 0, 0
         pending.append(batch)
         rows += batch.num_rows
         size_bytes += batch.nbytes
         if size_bytes >= _BATCH_BYTES:
-            yield _joined(pending)
+            yield from _joined(pending)
             pending, rows, size_bytes = [], 0, 0
     if pending:
-        yield _joined(pending)
+        yield from _joined(pending)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
+def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for table in join_tables([pa.Table.from_batches([batch]) for batch in batches]):
+        yield from table.to_batches()
 
 
 def _file_rows(file: pq.ParquetFile, piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

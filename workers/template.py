@@ -82,6 +82,24 @@ def parse_template(text: str) -> TextTemplate:
     return TextTemplate(text, tuple(literals), tuple(columns))
 
 
+def invalid_rows(texts: pa.Array) -> list[int]:
+    """Rows whose bytes are not UTF-8: Parquet files of other writers hold such strings, and Arrow does not look."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        binary = texts.cast(pa.large_binary() if pa.types.is_large_string(texts.type) else pa.binary())
+        return [row for row, value in enumerate(binary.to_pylist()) if value is not None and not _is_utf8(value)]
+    return []
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def is_text_type(kind: pa.DataType, *, in_template: bool) -> bool:
     """Whether a column of this type can be read as text: strings always, numbers and the like only in templates."""
     if pa.types.is_dictionary(kind):

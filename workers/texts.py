@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from workers.read import RowBatch
-from workers.template import TextTemplate
+from workers.template import TextTemplate, invalid_rows
 from workers.tokenize import TokenRows
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ def _early_errors(
         if column.null_count:
             for row in np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False)):
                 errors.setdefault(int(row), template.null_reason(batch.rows, int(row)))
+        for invalid in invalid_rows(column):
+            errors.setdefault(invalid, "the text is not valid UTF-8")
     for poison in poison_rows:
         if 0 <= poison - batch.start < batch.rows.num_rows:
             errors[poison - batch.start] = "the worker was killed each time it computed this row"

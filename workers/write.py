@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from sharding.errors import CandelabraError
 from sharding.storage import translate_os_error
+from workers.tables import join_tables
 
 _ROW_GROUP_BYTES = 64 << 20
 _COMPRESSION_LEVEL = 3
@@ -74,10 +75,10 @@ class PartWriter:
             return self._path.stat().st_size, digest.hexdigest()
 
     def _flush(self) -> None:
-        table = pa.concat_tables(self._pending).unify_dictionaries()
-        self._pending, self._pending_bytes = [], 0
+        tables, self._pending, self._pending_bytes = self._pending, [], 0
         with _disk_errors(str(self._path)):
-            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+            for table in join_tables(tables):
+                self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def __enter__(self) -> PartWriter:
         return self
@@ -100,12 +101,13 @@ def _leaf_paths(schema: pa.Schema) -> list[str]:
 
 def _vector_paths(schema: pa.Schema) -> list[str]:
     """Parquet paths of the fixed-size lists of float32, which no dictionary helps."""
-    tops = {
-        field.name
+    wanted = {
+        f"{field.name}.list.{field.type.value_field.name}"
         for field in schema
         if pa.types.is_fixed_size_list(field.type) and pa.types.is_float32(field.type.value_type)
     }
-    return [path for path in _leaf_paths(schema) if path.split(".list.")[0] in tops]
+    leaves = _leaf_paths(schema)
+    return [path for path in leaves if path in wanted and leaves.count(path) == 1]
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ def process_scratch() -> Path:
 def _remove(pid: int, folder: Path) -> None:
     if os.getpid() == pid:  # a forked child has other folders
         shutil.rmtree(folder, ignore_errors=True)
+        _mine.pop(pid)[1].close()
 
 
 def sweep_scratch() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import candle_py
 import numpy as np
 
-from sharding.errors import CandelabraError, InfrastructureError, RecordRow, RetryShard
+from sharding.errors import CandelabraError, InfrastructureError, InputError, RecordRow, RetryShard
 from workers.batch import TokenBatch
 from workers.config import TaskConfig, TaskKind
 from workers.engine.base import BatchOutput, EngineInfo
@@ -26,9 +26,12 @@ def inspect_candle(path: Path, kind: TaskKind, pooling: str) -> EngineInfo:
 
     Raises:
         ModelError: It cannot be loaded, or not for this task.
+        InputError: There is no such pooling.
     """
     try:
         return _info(candle_py.inspect(str(path), pooling=pooling), kind)
+    except candle_py.InputError as error:
+        raise InputError(str(error), hint=error.hint) from error
     except candle_py.EngineError as error:
         raise _translated(error) from error
 
@@ -79,21 +82,23 @@ def capabilities() -> dict[str, Any]:
     return found
 
 
-def convert_weights(source: Path, target: Path) -> dict[str, Any]:
+def convert_weights(source: Path, target: Path) -> int:
     """Write the tensors of a PyTorch pickle (or of an index of several) as safetensors; nothing in it is executed.
 
     Args:
         source: `pytorch_model.bin`, or `pytorch_model.bin.index.json`.
         target: Folder that gets `model.safetensors`.
 
+    Returns:
+        Tensors written.
+
     Raises:
         ModelError: The file cannot be read.
     """
     try:
-        written: dict[str, Any] = candle_py.convert_pickle(str(source), str(target))
+        return int(candle_py.convert_pickle(str(source), str(target))["tensors"])
     except candle_py.EngineError as error:
         raise _translated(error) from error
-    return written
 
 
 def _info(facts: dict[str, Any], kind: TaskKind) -> EngineInfo:
