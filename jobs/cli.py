@@ -60,6 +60,7 @@ def main() -> None:
     except CandelabraError as error:
         _fail(error)
     except KeyboardInterrupt:
+        print("interrupted before anything was started", file=sys.stderr)
         sys.exit(130)
 
 

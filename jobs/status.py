@@ -13,7 +13,7 @@ from jobs.report import JobReport, build_report
 from sharding import layout
 from sharding.commit import promote_pending, read_receipts, read_success, remove_orphans
 from sharding.errors import NotFoundError
-from sharding.lease import Lease, read_lease
+from sharding.lease import Lease, is_gone, read_lease
 from sharding.manifest import LeaseRecord, ShardFailure, decode
 from sharding.plan import ShardPlan
 from sharding.plan_file import read_plan
@@ -59,7 +59,7 @@ def job_status(output: str) -> JobStatus:
     receipts = read_receipts(storage, plan_digest=plan.digest)
     failures = read_failures(storage)
     lease = read_lease(storage)
-    held = lease is not None and not lease.released
+    held = lease is not None and not lease.released and not is_gone(lease)
     bad_rows = sum(receipt.row_errors for receipt in receipts.values())
     return JobStatus(
         job=plan.job,

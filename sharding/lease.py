@@ -202,6 +202,11 @@ def _is_same_host(record: LeaseRecord, here: Place) -> bool:
     return known and theirs == (here.host, here.boot_id, here.pid_namespace)
 
 
+def is_gone(record: LeaseRecord) -> bool:
+    """Whether the owner ran on this host and is dead; False for one elsewhere, of whom nothing is known here."""
+    return _is_dead(record, this_place())
+
+
 def _is_dead(record: LeaseRecord, here: Place) -> bool:
     """True only when this kernel knows that the owner is gone."""
     return _is_same_host(record, here) and _process_start(record.pid) != record.process_start

@@ -330,3 +330,19 @@ def test_an_output_that_is_a_file_is_refused(files: JobFiles) -> None:
 def test_a_column_named_twice_is_refused(files: JobFiles) -> None:
     with pytest.raises(CandelabraError, match="twice"):
         files.spec(input__columns=["id", "id"])
+
+
+def test_a_source_rewritten_in_place_while_it_is_read_is_drift_and_publishes_nothing(
+    files: JobFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = files.write_input(sample_table(3000, null_every=0), compression="none", use_dictionary=False)
+    content = path.read_bytes()
+
+    def rewrite(name: str) -> None:
+        if name == "read":
+            path.write_bytes(content)
+
+    monkeypatch.setattr("workers.read.failpoint", rewrite)
+    with pytest.raises(DriftError, match=r"in\.parquet"):
+        run(files.spec(sharding__target_rows=3000))
+    assert part_digests(files.out()) == {}

@@ -166,3 +166,11 @@ def test_shards_finished_by_any_mixture_of_runs_are_the_same_bytes(
     final = str(files.spec_file(batch__budget_tokens=rows, workers__cpus=1))
     assert files.run("submit", final).code == 0
     assert part_digests(files.out()) == reference
+
+
+def test_status_of_a_killed_driver_says_that_nobody_works_on_the_job(files: JobFiles) -> None:
+    files.write_input(sample_table(1000))
+    files.run("submit", str(files.spec_file()), environment={"CANDELABRA_FAILPOINTS": "receipt.after=kill:3"})
+    status = files.run("status", "out", "--json").json
+    assert (status["state"], status["driver"]) == ("interrupted", None)
+    assert 0 < status["rows_done"] < 1000

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from sharding.errors import DriftError, RetryShard
 from sharding.failpoints import failpoint
-from sharding.storage import open_storage, split_uri
+from sharding.storage import Entry, Storage, open_storage, split_uri
 from workers.config import AssignedPiece
 from workers.tables import join_tables
 
@@ -57,13 +57,7 @@ def read_file_rows(piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.
     """Stream one row range of one file; see `read_rows`."""
     folder, name = split_uri(piece.path)
     storage = open_storage(folder)
-    entry = storage.head(name)
-    if entry is None or entry.version != piece.version:
-        now = "the file is gone" if entry is None else entry.version
-        raise DriftError(
-            f"a source file changed since the plan (planned version `{piece.version}`, now `{now}`): `{piece.path}`",
-            hint="put the file back, or start a new output",
-        )
+    entry = _check_version(storage, name, piece)
     try:
         with pq.ParquetFile(
             storage.open_parquet_source(name, entry), pre_buffer=False, buffer_size=_READ_BYTES
@@ -71,6 +65,18 @@ def read_file_rows(piece: AssignedPiece, columns: Sequence[str]) -> Iterator[pa.
             yield from _file_rows(file, piece, columns)
     except (pa.ArrowException, OSError) as error:
         raise RetryShard(f"cannot read rows {piece.start} to {piece.stop} ({error}): `{piece.path}`") from error
+    _check_version(storage, name, piece)  # rewritten in place while it was read: some rows would be of the new content
+
+
+def _check_version(storage: Storage, name: str, piece: AssignedPiece) -> Entry:
+    entry = storage.head(name)
+    if entry is None or entry.version != piece.version:
+        now = "the file is gone" if entry is None else entry.version
+        raise DriftError(
+            f"a source file changed since the plan (planned version `{piece.version}`, now `{now}`): `{piece.path}`",
+            hint="put the file back, or start a new output",
+        )
+    return entry
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], most_rows: int) -> Iterator[pa.RecordBatch]:
