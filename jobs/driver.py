@@ -151,6 +151,8 @@ def _finish(
     keeper.check()
     if report.exit_code == ExitCode.COMPLETE:
         seal_job(output, plan, receipts, max_row_error_rate=max_row_error_rate)
+    else:
+        output.delete(layout.SUCCESS)  # sealed under a looser limit before
     output.write_bytes(layout.REPORT, json.dumps(report.to_dict(), indent=2).encode())
     output.delete(layout.PROGRESS)
     return report

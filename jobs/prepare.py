@@ -18,7 +18,7 @@ from sharding.find import finds
 from sharding.layout import part_name
 from sharding.plan import ShardPlan, make_plan, plan_shards
 from sharding.source import SourceListing, list_sources
-from sharding.storage import Storage, is_inside, open_storage
+from sharding.storage import Storage, is_inside, open_storage, parse_uri
 from workers.config import DeviceKind, ModelConfig, TaskConfig, WorkerConfig
 from workers.devices import cuda_obstacle, probe_cuda
 from workers.engine.base import EngineInfo
@@ -54,7 +54,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         NotFoundError: An input or the model is not there.
         InfrastructureError: The device asked for is not there.
     """
-    output = open_storage(spec.output.path)
+    output = _open_output(spec)
     listing = list_sources(spec.input.path)
     _check_output_apart(spec, listing, output)
     templates = _check_templates(spec, listing.schema)
@@ -91,9 +91,16 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     return PreparedJob(spec, output, listing, model, info, plan, worker_config)
 
 
-def _check_output_apart(spec: JobSpec, listing: SourceListing, output: Storage) -> None:
+def _open_output(spec: JobSpec) -> Storage:
+    if parse_uri(spec.output.path).scheme == "hf":
+        raise InputError(f"output.path cannot be written to, hf:// is for reading: `{spec.output.path}`")
+    output = open_storage(spec.output.path)
     if output.local_root is not None and output.local_root.is_file():
         raise InputError(f"output.path is a file, not a folder: `{spec.output.path}`")
+    return output
+
+
+def _check_output_apart(spec: JobSpec, listing: SourceListing, output: Storage) -> None:
     inside = next((file.path for file in listing.files if is_inside(file.path, output.uri)), None)
     if inside is not None:
         raise InputError(

@@ -12,7 +12,7 @@ from jobs.keeper import LEASE_TIMEOUT_S
 from jobs.report import JobReport, build_report
 from sharding import layout
 from sharding.commit import promote_pending, read_receipts, read_success, remove_orphans
-from sharding.errors import NotFoundError
+from sharding.errors import CorruptStateError, NotFoundError
 from sharding.lease import Lease, is_gone, read_lease
 from sharding.manifest import LeaseRecord, ShardFailure, decode
 from sharding.plan import ShardPlan
@@ -94,7 +94,15 @@ def find_jobs(folder: str) -> list[JobStatus]:
     if storage.local_root is not None and not storage.local_root.is_dir():
         raise NotFoundError(f"there is no such folder: `{folder}`")
     places = [storage.uri, *(storage.full_uri(child) for child in storage.list_folder().folders)]
-    return [job_status(place) for place in places if open_storage(place).exists(layout.PLAN)]
+    return [_status_or_damage(place) for place in places if open_storage(place).exists(layout.PLAN)]
+
+
+def _status_or_damage(place: str) -> JobStatus:
+    """A job's status; one whose records cannot be read does not hide the others."""
+    try:
+        return job_status(place)
+    except CorruptStateError as error:
+        return JobStatus("?", place, f"unreadable: {error}", 0, 0, 0, 0, 0, 0, None, None)
 
 
 def collect_garbage(output: str) -> list[str]:
@@ -145,5 +153,8 @@ def _state(storage: Storage, plan: ShardPlan, done: int, failed: int, bad_rows: 
 def _progress(storage: Storage) -> dict[str, Any] | None:
     if not storage.exists(layout.PROGRESS):
         return None
-    content: dict[str, Any] = json.loads(storage.read_bytes(layout.PROGRESS))
-    return content
+    try:
+        content = json.loads(storage.read_bytes(layout.PROGRESS))
+    except (ValueError, RecursionError, NotFoundError):  # only for eyes: a damaged or vanished one is no progress
+        return None
+    return content if isinstance(content, dict) else None

@@ -168,7 +168,7 @@ def check_format(data: bytes, path: str) -> None:
     """Raises `CorruptStateError` unless `data` is a JSON object in this version's format."""
     try:
         content = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptStateError(f"a record is not JSON (cut short?): `{path}`") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:

@@ -208,3 +208,35 @@ def test_a_really_full_file_system_ends_with_exit_5_and_names_the_file(files: Jo
         assert not list((small / "out").glob("_SUCCESS"))
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize("record", ["plan.json", "receipts/00001.json", "lease/000001.json"])
+def test_a_record_of_a_hundred_thousand_brackets_is_unreadable_and_no_crash(files: JobFiles, record: str) -> None:
+    files.write_input(sample_table(250))
+    assert files.run("submit", str(files.spec_file())).code == 0
+    (files.out() / "_candelabra" / record).write_text("[" * 100_000)
+    for verb in ("submit", "status", "gc"):
+        done = files.run(verb, "job.yaml")
+        assert (done.code, "Traceback" in done.stderr) == (3, False), done.stderr
+    listed = files.run("list", ".", "--json")
+    assert "unreadable" in listed.json[0]["state"]
+
+
+def test_damaged_progress_does_not_hide_the_job(files: JobFiles) -> None:
+    files.write_input(sample_table(250))
+    assert files.run("submit", str(files.spec_file())).code == 0
+    (files.out() / "_candelabra/progress.json").write_text("{")
+    assert files.run("status", "out", "--json").json["state"] == "complete"
+
+
+def test_an_output_that_cannot_be_written_exits_2_at_once(files: JobFiles) -> None:
+    files.write_input(sample_table(10))
+    clean(files.run("submit", str(files.spec_file(output__path="hf://datasets/a/b"))), 2, "hf://")
+
+
+def test_a_stricter_limit_takes_the_seal_back(files: JobFiles) -> None:
+    files.write_input(pa.table({"doc": ["a", "b", None]}))
+    assert files.run("submit", str(files.spec_file(errors__max_row_error_rate=0.5))).code == 0
+    assert (files.out() / "_SUCCESS").exists()
+    assert files.run("submit", str(files.spec_file(errors__max_row_error_rate=0.1))).code == 1
+    assert not (files.out() / "_SUCCESS").exists()
