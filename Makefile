@@ -59,10 +59,12 @@ check: install  ## format, lint, types, stubs: Python and Rust
 	$(BIN)/mypy --strict --package benchmarks
 	$(BIN)/python -m mypy.stubtest candle_py
 	cd candle-py && $(CARGO) fmt --all --check
-	cd candle-py && $(CARGO) clippy --workspace --all-targets -- -D warnings
+	cd candle-py && $(CARGO) clippy --release --workspace --all-targets -- -D warnings
 
+# Both cargo runs take the whole workspace in the release profile: any other choice of packages or profile gives the
+# dependencies other features, and Candle is compiled again.
 test: check  ## every check and every test; pytest's closing line comes last
-	cd candle-py && cargo test --release --package candle-engine
+	cd candle-py && cargo test --release --workspace
 	$(BIN)/python -m pytest
 
 bench: install $(DOCS) .venv-bench/.made  ## ratios to peers on this machine; prints machine, seed and medians

@@ -16,7 +16,7 @@ use crate::workers::{Workers, available_threads};
 
 /// Tokens that one thread carries through the network at a time: enough to use a weight well while it is in the cache,
 /// few enough for the activations to stay there too.
-const CHUNK_TOKENS: usize = 512;
+const CHUNK_TOKENS: usize = 256;
 
 /// Fewer tokens are not worth a thread of their own.
 const LEAST_CHUNK_TOKENS: usize = 32;

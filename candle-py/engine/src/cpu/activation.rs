@@ -1,7 +1,7 @@
 //! Elementwise functions over slices, and the gated form of a feed-forward layer.
 
 use super::math::{Function, Gelu, GeluTanh, Relu, Sigmoid, Silu, Tanh};
-use super::simd::{Op, Simd};
+use super::simd::{Op, Simd, each_register};
 
 /// An elementwise function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,41 +68,61 @@ macro_rules! with_function {
     };
 }
 
-/// Applies `activation` in place to `rows` rows of `columns`, `stride` apart.
-#[inline(always)]
-pub(super) fn activate_rows<S: Simd>(
-    s: S,
-    activation: Activation,
-    x: &mut [f32],
-    stride: usize,
-    rows: usize,
-    columns: usize,
-) {
-    if activation == Activation::Identity {
-        return;
-    }
-    for row in 0..rows {
-        let x = &mut x[row * stride..][..columns];
-        with_function!(activation, function => map(s, function, x));
-    }
-}
+/// Registers computed side by side.
+const MANY: usize = 8;
 
 /// Applies `function` in place.
 #[inline(always)]
 fn map<S: Simd>(s: S, function: impl Function, x: &mut [f32]) {
-    let full = x.len() / S::LANES * S::LANES;
-    let at = x.as_mut_ptr();
-    let mut i = 0;
-    while i < full {
-        // SAFETY: `i + LANES <= x.len()`.
-        unsafe { s.store(function.of(s, s.load(at.add(i))), at.add(i)) };
-        i += S::LANES;
+    let mut blocks = x.chunks_exact_mut(MANY * S::LANES);
+    for block in &mut blocks {
+        let mut registers = [s.splat(0.0); MANY];
+        for (i, register) in registers.iter_mut().enumerate() {
+            // SAFETY: the block is `MANY` registers long.
+            *register = unsafe { s.load(block.as_ptr().add(i * S::LANES)) };
+        }
+        for (i, register) in function.of_many(s, registers).into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { s.store(register, block.as_mut_ptr().add(i * S::LANES)) };
+        }
     }
-    if full < x.len() {
-        let count = x.len() - full;
+    let rest = blocks.into_remainder();
+    let at = rest.as_mut_ptr();
+    each_register!(S, rest.len(), |i, count| {
         // SAFETY: `count` floats are left.
-        unsafe { s.store_first(function.of(s, s.load_first(at.add(full), count, 0.0)), at.add(full), count) };
+        unsafe { s.store_first(function.of(s, s.load_first(at.add(i), count, 0.0)), at.add(i), count) };
+    });
+}
+
+/// Applies `activation` in place to a tile: `ROWS` rows of `columns`, `stride` apart.
+#[inline(always)]
+pub(super) fn activate_tile<S: Simd, const ROWS: usize>(
+    s: S,
+    activation: Activation,
+    x: &mut [f32],
+    stride: usize,
+    columns: usize,
+) {
+    if activation != Activation::Identity {
+        with_function!(activation, function => map_tile::<S, ROWS>(s, function, x, stride, columns));
     }
+}
+
+/// Applies `function` in place, down the rows of the tile a register at a time.
+#[inline(always)]
+fn map_tile<S: Simd, const ROWS: usize>(s: S, function: impl Function, x: &mut [f32], stride: usize, columns: usize) {
+    let x = x[..(ROWS - 1) * stride + columns].as_mut_ptr();
+    each_register!(S, columns, |i, count| {
+        let mut registers = [s.splat(0.0); ROWS];
+        for (m, register) in registers.iter_mut().enumerate() {
+            // SAFETY: `count` floats are left of row `m < ROWS`.
+            *register = unsafe { s.load_first(x.add(m * stride + i), count, 0.0) };
+        }
+        for (m, register) in function.of_many(s, registers).into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { s.store_first(register, x.add(m * stride + i), count) };
+        }
+    });
 }
 
 /// `Kernels::activate`.
@@ -116,8 +136,9 @@ impl Op for Activate<'_> {
 
     #[inline(always)]
     fn apply<S: Simd>(self, s: S) {
-        let columns = self.x.len();
-        activate_rows(s, self.activation, self.x, columns, 1, columns);
+        if self.activation != Activation::Identity {
+            with_function!(self.activation, function => map(s, function, self.x));
+        }
     }
 }
 
@@ -148,15 +169,14 @@ impl Op for Gated<'_> {
 #[inline(always)]
 fn gate_row<S: Simd>(s: S, function: impl Function, gate: &[f32], up: &[f32], out: &mut [f32]) {
     assert!(up.len() == gate.len() && out.len() == gate.len(), "lengths differ");
-    let mut i = 0;
-    while i < gate.len() {
-        let count = S::LANES.min(gate.len() - i);
-        // SAFETY: the three slices have `count` floats left at `i`.
+    out.copy_from_slice(gate);
+    map(s, function, out);
+    each_register!(S, up.len(), |i, count| {
+        // SAFETY: both slices have `count` floats left at `i`.
         unsafe {
-            let x = function.of(s, s.load_first(gate.as_ptr().add(i), count, 0.0));
-            let x = s.mul(x, s.load_first(up.as_ptr().add(i), count, 0.0));
-            s.store_first(x, out.as_mut_ptr().add(i), count);
+            let at = out.as_mut_ptr().add(i);
+            let product = s.mul(s.load_first(at, count, 0.0), s.load_first(up.as_ptr().add(i), count, 0.0));
+            s.store_first(product, at, count);
         }
-        i += S::LANES;
-    }
+    });
 }

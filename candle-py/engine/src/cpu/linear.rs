@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use super::activation::{Activation, activate_rows};
+use super::activation::{Activation, activate_tile};
 use super::pack::{LINE_FLOATS, PackedMatrix, Panel};
 use super::simd::{Op, Simd};
-use super::tile::{Ahead, add_product, add_rows, for_each_height, lanes_left, store_rows, whole_tiles, with_width, zeros};
+use super::tile::{
+    Ahead, Left, Right, add_product, add_rows, for_each_height, lanes_left, store_rows, with_width, zeros,
+};
 
 /// What `linear` does to its output tile by tile.
 #[derive(Clone, Copy, Debug)]
@@ -74,15 +76,17 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     row: usize,
 ) {
     let k = op.weight.k();
-    let x = &op.x[row * k..][..ROWS * k];
-    let b = &op.weight.floats()[panel.start * k..][..REGISTERS * S::LANES * k];
+    let x = Left { at: op.x[row * k..][..ROWS * k].as_ptr(), row: k, step: 1 };
+    let width = REGISTERS * S::LANES;
+    let panel_floats = &op.weight.floats()[panel.start * k..][..width * k];
+    let weight = Right { at: panel_floats.as_ptr(), step: width };
     let ahead = next_lines::<S>(op, panel, row);
     prefetch_rows::<S, ROWS, REGISTERS>(s, op.out.as_ptr(), op.out_stride, panel, row);
     if let Epilogue::Add(residual, stride) = op.epilogue {
         prefetch_rows::<S, ROWS, REGISTERS>(s, residual.as_ptr(), stride, panel, row);
     }
     // SAFETY: the two slices are what the product reads.
-    let mut tile = unsafe { add_product(s, zeros::<S, ROWS, REGISTERS>(s), x.as_ptr(), k, b.as_ptr(), k, ahead) };
+    let mut tile = unsafe { add_product(s, zeros::<S, ROWS, REGISTERS>(s), x, weight, k, ahead) };
 
     if let Some(bias) = op.bias {
         let bias = &bias[panel.start..][..panel.columns];
@@ -105,7 +109,7 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     // SAFETY: the slice holds the tile's rows.
     unsafe { store_rows(s, tile, out.as_mut_ptr(), stride, panel.columns) };
     if let Epilogue::Activation(activation) = op.epilogue {
-        activate_rows(s, activation, out, stride, ROWS, panel.columns);
+        activate_tile::<S, ROWS>(s, activation, out, stride, panel.columns);
     }
 }
 

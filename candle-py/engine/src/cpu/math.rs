@@ -5,16 +5,30 @@
 
 use super::simd::Simd;
 
-/// Horner's rule, highest power first.
+/// Horner's rule, highest power first, on `MANY` registers step by step: one chain of dependent operations would leave the
+/// processor waiting.
 #[inline(always)]
-fn polynomial<S: Simd, const N: usize>(s: S, x: S::V, highest_first: [f32; N]) -> S::V {
-    let mut sum = s.splat(highest_first[0]);
+fn polynomials<S: Simd, const MANY: usize, const N: usize>(
+    s: S,
+    x: [S::V; MANY],
+    highest_first: [f32; N],
+) -> [S::V; MANY] {
+    let mut sums = [s.splat(highest_first[0]); MANY];
     let mut i = 1;
     while i < N {
-        sum = s.mul_add(sum, x, s.splat(highest_first[i]));
+        let next = s.splat(highest_first[i]);
+        for (sum, x) in sums.iter_mut().zip(x) {
+            *sum = s.mul_add(*sum, x, next);
+        }
         i += 1;
     }
-    sum
+    sums
+}
+
+/// The same on one register.
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(s: S, x: S::V, highest_first: [f32; N]) -> S::V {
+    polynomials(s, [x], highest_first)[0]
 }
 
 /// `2^f` for `0 <= f < 1`, relative error 1.5e-7, exact at 0.
@@ -23,7 +37,7 @@ fn exp2_fraction<S: Simd>(s: S, f: S::V) -> S::V {
     polynomial(s, f, [0.001_867_126, 0.009_016_896, 0.055_799_99, 0.240_164_5, 0.693_151_3, 1.0])
 }
 
-/// `2^y` for `y <= 127`; below -126 it is `2^-126` at most.
+/// `2^y` for `y <= 127`; below -126 it is subnormal or 0, and 0 for `-inf`.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(s: S, y: S::V) -> S::V {
     let (fraction, exponent) = s.split_exponent(y);
@@ -48,6 +62,15 @@ pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 pub(super) trait Function: Copy {
     /// The function of every lane.
     fn of<S: Simd>(self, s: S, x: S::V) -> S::V;
+
+    /// The same of several registers; for long chains of operations, in lockstep.
+    #[inline(always)]
+    fn of_many<S: Simd, const MANY: usize>(self, s: S, mut x: [S::V; MANY]) -> [S::V; MANY] {
+        for x in &mut x {
+            *x = self.of(s, *x);
+        }
+        x
+    }
 }
 
 /// `x * Phi(x)`, Phi the normal distribution function (Hendrycks and Gimpel, arXiv:1606.08415): absolute error 6e-7.
@@ -55,38 +78,49 @@ pub(super) trait Function: Copy {
 pub(super) struct Gelu;
 
 impl Function for Gelu {
+    #[inline(always)]
+    fn of<S: Simd>(self, s: S, x: S::V) -> S::V {
+        self.of_many(s, [x])[0]
+    }
+
     /// `(Phi(x) - 1/2) / x` is a polynomial in `2 x^2 / c^2 - 1`, which stays in -1 ..= 1 and keeps Horner's rule
     /// stable; beyond `|x| = c = 5.25` Phi is 0 or 1 to float32.
     #[inline(always)]
-    fn of<S: Simd>(self, s: S, x: S::V) -> S::V {
+    fn of_many<S: Simd, const MANY: usize>(self, s: S, mut x: [S::V; MANY]) -> [S::V; MANY] {
         const LIMIT: f32 = 5.25;
-        let x = s.max(s.splat(-LIMIT), x);
-        let inside = s.min(s.splat(LIMIT), x);
-        let t = s.mul_add(s.mul(inside, inside), s.splat(2.0 / (LIMIT * LIMIT)), s.splat(-1.0));
-        let slope = polynomial(
-            s,
-            t,
-            [
-                0.000_203_399_31,
-                -0.000_628_627_43,
-                0.000_775_429_5,
-                -0.001_120_784_4,
-                0.002_763_090_4,
-                -0.005_358_795_6,
-                0.008_491_023,
-                -0.012_822_134,
-                0.018_518_006,
-                -0.025_030_226,
-                0.032_034_11,
-                -0.039_764_643,
-                0.049_645_662,
-                -0.067_126_78,
-                0.134_659_35,
-            ],
-        );
-        s.mul(x, s.mul_add(inside, slope, s.splat(0.5)))
+        let mut inside = x;
+        let mut t = x;
+        for i in 0..MANY {
+            x[i] = s.max(s.splat(-LIMIT), x[i]);
+            inside[i] = s.min(s.splat(LIMIT), x[i]);
+            t[i] = s.mul_add(s.mul(inside[i], inside[i]), s.splat(2.0 / (LIMIT * LIMIT)), s.splat(-1.0));
+        }
+        let slopes = polynomials(s, t, GELU_SLOPE);
+        for i in 0..MANY {
+            x[i] = s.mul(x[i], s.mul_add(inside[i], slopes[i], s.splat(0.5)));
+        }
+        x
     }
 }
+
+/// Coefficients of `(Phi(x) - 1/2) / x`.
+const GELU_SLOPE: [f32; 15] = [
+    0.000_203_399_31,
+    -0.000_628_627_43,
+    0.000_775_429_5,
+    -0.001_120_784_4,
+    0.002_763_090_4,
+    -0.005_358_795_6,
+    0.008_491_023,
+    -0.012_822_134,
+    0.018_518_006,
+    -0.025_030_226,
+    0.032_034_11,
+    -0.039_764_643,
+    0.049_645_662,
+    -0.067_126_78,
+    0.134_659_35,
+];
 
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))` (same paper), as `x * sigmoid(2 * ...)`.
 #[derive(Clone, Copy)]

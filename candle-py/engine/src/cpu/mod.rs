@@ -6,6 +6,8 @@
 
 mod activation;
 mod attention;
+mod attention_panel;
+mod attention_values;
 mod isa;
 mod linear;
 mod math;

@@ -1,7 +1,7 @@
 //! Layer and root-mean-square normalisation of rows, in place.
 
 use super::reduce::{Product, Value, sum_of};
-use super::simd::{Op, Simd};
+use super::simd::{Op, Simd, each_register};
 
 /// `Kernels::layer_norm`, whose sizes it has checked (Ba, Kiros and Hinton, arXiv:1607.06450).
 pub(super) struct LayerNorm<'a> {
@@ -57,13 +57,10 @@ impl Op for RmsNorm<'_> {
 fn shift<S: Simd>(s: S, row: &mut [f32], amount: f32) {
     let amount = s.splat(amount);
     let at = row.as_mut_ptr();
-    let mut i = 0;
-    while i < row.len() {
-        let count = S::LANES.min(row.len() - i);
+    each_register!(S, row.len(), |i, count| {
         // SAFETY: `count` floats are left.
         unsafe { s.store_first(s.sub(s.load_first(at.add(i), count, 0.0), amount), at.add(i), count) };
-        i += S::LANES;
-    }
+    });
 }
 
 /// `row = (row - mean) * inverse * weight + bias`.
@@ -72,9 +69,7 @@ fn scale_and_shift<S: Simd>(s: S, row: &mut [f32], mean: f32, inverse: f32, weig
     assert!(weight.len() == row.len() && bias.is_none_or(|bias| bias.len() == row.len()), "lengths differ");
     let (mean, inverse) = (s.splat(mean), s.splat(inverse));
     let at = row.as_mut_ptr();
-    let mut i = 0;
-    while i < row.len() {
-        let count = S::LANES.min(row.len() - i);
+    each_register!(S, row.len(), |i, count| {
         // SAFETY: `count` floats are left of the row, the weight and the bias.
         unsafe {
             let x = s.mul(s.sub(s.load_first(at.add(i), count, 0.0), mean), inverse);
@@ -85,6 +80,5 @@ fn scale_and_shift<S: Simd>(s: S, row: &mut [f32], mean: f32, inverse: f32, weig
             };
             s.store_first(s.mul_add(x, weight, bias), at.add(i), count);
         }
-        i += S::LANES;
-    }
+    });
 }

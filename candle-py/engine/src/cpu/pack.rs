@@ -1,7 +1,7 @@
-//! Weights as the GEMM reads them: panels of a few registers' columns, row after row of k, padded with zeros.
+//! Weights as the GEMM reads them: panels of a few registers' columns, row after row of k, padded to whole registers.
 
 use super::Isa;
-use super::simd::{Op, Simd};
+use super::simd::{MOST_LANES, Op, Simd};
 
 /// Floats of a cache line, and of the widest register.
 pub(super) const LINE_FLOATS: usize = 16;
@@ -56,12 +56,21 @@ impl Op for Pack<'_> {
     type Output = PackedMatrix;
 
     #[inline(always)]
-    fn apply<S: Simd>(self, _s: S) -> PackedMatrix {
+    fn apply<S: Simd>(self, s: S) -> PackedMatrix {
         let Pack { weight, n, k, isa } = self;
         let panels = Panels::new(n, S::LANES, S::TILE_REGISTERS);
         let lines = vec![Line([0.0; LINE_FLOATS]); panels.packed_len(k).div_ceil(LINE_FLOATS)];
         let mut packed = PackedMatrix { isa, panels, n, k, lines };
-        pack_rows(weight, k, k, panels, packed.floats_mut());
+        for index in 0..panels.count() {
+            let panel = panels.get(index);
+            let width = panel.registers * S::LANES;
+            let to = &mut packed.floats_mut()[panel.start * k..][..width * k];
+            for first in (0..panel.columns).step_by(S::LANES) {
+                // Lanes beyond the last column repeat it; what they give is never stored.
+                let row = |lane: usize| &weight[(panel.start + (first + lane).min(panel.columns - 1)) * k..][..k];
+                pack_columns(s, &std::array::from_fn(row), k, width, &mut to[first..]);
+            }
+        }
         packed
     }
 }
@@ -81,7 +90,7 @@ pub(super) struct Panels {
 pub(super) struct Panel {
     /// First column.
     pub(super) start: usize,
-    /// Columns that exist (the rest, to `registers * lanes`, are zeros).
+    /// Columns that exist (the rest, to `registers * lanes`, are padding).
     pub(super) columns: usize,
     /// Width in registers.
     pub(super) registers: usize,
@@ -120,19 +129,27 @@ impl Panels {
     }
 }
 
-/// Packs `from` (`panels.columns` rows of `k`, `stride` apart) so that they become the columns of the panels: a transpose.
-/// Padding columns are left as they are.
+/// Packs the first `LANES` of `rows`, each `k` long, as columns of a panel `width` floats wide, from the panel's column
+/// `to[0]` on: a transpose.
 #[inline(always)]
-pub(super) fn pack_rows(from: &[f32], stride: usize, k: usize, panels: Panels, to: &mut [f32]) {
-    for index in 0..panels.count() {
-        let panel = panels.get(index);
-        let width = panel.registers * panels.lanes;
-        let to = &mut to[panel.start * k..][..width * k];
-        for column in 0..panel.columns {
-            let from = &from[(panel.start + column) * stride..][..k];
-            for (to, value) in to.chunks_exact_mut(width).zip(from) {
-                to[column] = *value;
-            }
+pub(super) fn pack_columns<S: Simd>(s: S, rows: &[&[f32]; MOST_LANES], k: usize, width: usize, to: &mut [f32]) {
+    assert!(rows[..S::LANES].iter().all(|row| row.len() == k), "rows are not k long");
+    let mut start = 0;
+    while start < k {
+        let count = S::LANES.min(k - start);
+        let mut block = [s.splat(0.0); MOST_LANES];
+        for lane in 0..S::LANES {
+            // SAFETY: the row has `count` floats from `start` on.
+            block[lane] = unsafe {
+                let from = rows[lane].as_ptr().add(start);
+                if count == S::LANES { s.load(from) } else { s.load_first(from, count, 0.0) }
+            };
         }
+        let to = &mut to[start * width..][..(count - 1) * width + S::LANES];
+        for (i, column) in s.transpose(block).into_iter().enumerate().take(count) {
+            // SAFETY: the slice has `LANES` floats from `i * width` on, for `i < count`.
+            unsafe { s.store(column, to.as_mut_ptr().add(i * width)) };
+        }
+        start += S::LANES;
     }
 }

@@ -1,7 +1,7 @@
 //! Reductions over one row: the sums behind norms, the softmax of a row, inner products. One fixed order per length.
 
 use super::math::exp2;
-use super::simd::{Op, Simd};
+use super::simd::{Op, Simd, each_register};
 
 /// Sums that run side by side, to hide the latency of an addition.
 const CHAINS: usize = 4;
@@ -79,14 +79,11 @@ impl Op for Dot<'_> {
 #[inline(always)]
 pub(super) fn greatest_of<S: Simd>(s: S, x: &[f32]) -> f32 {
     let mut greatest = s.splat(f32::NEG_INFINITY);
-    let mut i = 0;
-    while i < x.len() {
-        let count = S::LANES.min(x.len() - i);
+    each_register!(S, x.len(), |i, count| {
         // SAFETY: `count` floats are left.
         let x = unsafe { s.load_first(x.as_ptr().add(i), count, f32::NEG_INFINITY) };
         greatest = s.max(x, greatest);
-        i += S::LANES;
-    }
+    });
     s.greatest(greatest)
 }
 
@@ -99,27 +96,15 @@ pub(super) fn exp_and_sum<S: Simd>(s: S, x: &mut [f32], greatest: f32, scale: f3
     let (factor, shift) = (s.splat(factor), s.splat(-greatest * factor));
     let mut sum = s.splat(0.0);
     let at = x.as_mut_ptr();
-    let mut i = 0;
-    while i + S::LANES <= x.len() {
-        // SAFETY: `i + LANES <= x.len()`.
-        let power = unsafe {
-            let power = exp2(s, s.mul_add(s.load(at.add(i)), factor, shift));
-            s.store(power, at.add(i));
-            power
-        };
-        sum = s.add(sum, power);
-        i += S::LANES;
-    }
-    if i < x.len() {
-        let count = x.len() - i;
-        // SAFETY: `count` floats are left. The lanes beyond are stored nowhere and counted as zero.
+    each_register!(S, x.len(), |i, count| {
+        // SAFETY: `count` floats are left. The lanes beyond are stored nowhere and, loaded again, counted as zero.
         let power = unsafe {
             let power = exp2(s, s.mul_add(s.load_first(at.add(i), count, 0.0), factor, shift));
             s.store_first(power, at.add(i), count);
-            s.load_first(at.add(i), count, 0.0)
+            if count == S::LANES { power } else { s.load_first(at.add(i), count, 0.0) }
         };
         sum = s.add(sum, power);
-    }
+    });
     s.sum(sum)
 }
 
@@ -128,13 +113,10 @@ pub(super) fn exp_and_sum<S: Simd>(s: S, x: &mut [f32], greatest: f32, scale: f3
 pub(super) fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
     let factor = s.splat(factor);
     let at = x.as_mut_ptr();
-    let mut i = 0;
-    while i < x.len() {
-        let count = S::LANES.min(x.len() - i);
+    each_register!(S, x.len(), |i, count| {
         // SAFETY: `count` floats are left.
         unsafe { s.store_first(s.mul(s.load_first(at.add(i), count, 0.0), factor), at.add(i), count) };
-        i += S::LANES;
-    }
+    });
 }
 
 /// `Kernels::softmax`.

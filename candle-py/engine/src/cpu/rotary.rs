@@ -1,6 +1,6 @@
 //! Rotary position embedding (Su et al., arXiv:2104.09864) in the half-split form of GPT-NeoX and Hugging Face models.
 
-use super::simd::{Op, Simd};
+use super::simd::{Op, Simd, each_register};
 
 /// `Kernels::rotary`, whose sizes it has checked.
 pub(super) struct Rotary<'a> {
@@ -35,9 +35,7 @@ impl Op for Rotary<'_> {
 #[inline(always)]
 fn rotate<S: Simd>(s: S, a: &mut [f32], b: &mut [f32], cos: &[f32], sin: &[f32]) {
     assert!(b.len() == a.len() && cos.len() == a.len() && sin.len() == a.len(), "lengths differ");
-    let mut i = 0;
-    while i < a.len() {
-        let count = S::LANES.min(a.len() - i);
+    each_register!(S, a.len(), |i, count| {
         // SAFETY: the four slices have `count` floats left at `i`.
         unsafe {
             let (at_a, at_b) = (a.as_mut_ptr().add(i), b.as_mut_ptr().add(i));
@@ -47,6 +45,5 @@ fn rotate<S: Simd>(s: S, a: &mut [f32], b: &mut [f32], cos: &[f32], sin: &[f32])
             s.store_first(s.sub(s.mul(x, cos), s.mul(y, sin)), at_a, count);
             s.store_first(s.mul_add(y, cos, s.mul(x, sin)), at_b, count);
         }
-        i += S::LANES;
-    }
+    });
 }

@@ -71,7 +71,7 @@ pub(super) trait Simd: Copy {
     fn copy_sign(self, a: Self::V, sign: Self::V) -> Self::V;
     /// `y - floor(y)` and what `scale_exp2` needs of y; `y <= 127.99`.
     fn split_exponent(self, y: Self::V) -> (Self::V, Self::V);
-    /// `a * 2^floor(y)` for the second part of `split_exponent(y)`; y counts as -126 at least, or the result is smaller.
+    /// `a * 2^floor(y)` for the second part of `split_exponent(y)`; zero for `y = -inf`.
     fn scale_exp2(self, a: Self::V, exponent: Self::V) -> Self::V;
     /// `if a < b { then } else { otherwise }`, lane by lane.
     fn if_less(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
@@ -82,6 +82,25 @@ pub(super) trait Simd: Copy {
     /// Greatest lane.
     fn greatest(self, a: Self::V) -> f32;
 }
+
+/// Walks `$len` floats a register at a time: the body sees the offset `$at` and the `$count` of lanes, a constant but for the
+/// last part.
+macro_rules! each_register {
+    ($s:ty, $len:expr, |$at:ident, $count:ident| $body:expr) => {{
+        let len: usize = $len;
+        let mut $at = 0;
+        while $at + <$s>::LANES <= len {
+            let $count = <$s>::LANES;
+            $body
+            $at += <$s>::LANES;
+        }
+        if $at < len {
+            let $count = len - $at;
+            $body
+        }
+    }};
+}
+pub(super) use each_register;
 
 /// A kernel with its arguments.
 pub(super) trait Op {

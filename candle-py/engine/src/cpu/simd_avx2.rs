@@ -56,6 +56,9 @@ impl Simd for Avx2 {
     unsafe fn load_first(self, from: *const f32, count: usize, fill: f32) -> __m256 {
         // SAFETY: as above the impl; masked lanes are not read.
         unsafe {
+            if count == 8 {
+                return _mm256_loadu_ps(from);
+            }
             let mask = first(self, count);
             _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask))
         }
@@ -73,7 +76,12 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_first(self, v: __m256, to: *mut f32, count: usize) {
         // SAFETY: as above the impl; masked lanes are not written.
-        unsafe { _mm256_maskstore_ps(to, first(self, count), v) }
+        unsafe {
+            if count == 8 {
+                return _mm256_storeu_ps(to, v);
+            }
+            _mm256_maskstore_ps(to, first(self, count), v)
+        }
     }
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
@@ -132,7 +140,7 @@ impl Simd for Avx2 {
     fn split_exponent(self, y: __m256) -> (__m256, __m256) {
         // SAFETY: as above the impl.
         unsafe {
-            let y = _mm256_max_ps(_mm256_set1_ps(-126.0), y);
+            let y = _mm256_max_ps(_mm256_set1_ps(-127.0), y);
             let floor = _mm256_floor_ps(y);
             (_mm256_sub_ps(y, floor), floor)
         }

@@ -52,7 +52,12 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_first(self, from: *const f32, count: usize, fill: f32) -> __m512 {
         // SAFETY: as above the impl; masked lanes are not read.
-        unsafe { _mm512_mask_loadu_ps(_mm512_set1_ps(fill), first(count), from) }
+        unsafe {
+            if count == 16 {
+                return _mm512_loadu_ps(from);
+            }
+            _mm512_mask_loadu_ps(_mm512_set1_ps(fill), first(count), from)
+        }
     }
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
@@ -67,7 +72,12 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_first(self, v: __m512, to: *mut f32, count: usize) {
         // SAFETY: as above the impl; masked lanes are not written.
-        unsafe { _mm512_mask_storeu_ps(to, first(count), v) }
+        unsafe {
+            if count == 16 {
+                return _mm512_storeu_ps(to, v);
+            }
+            _mm512_mask_storeu_ps(to, first(count), v)
+        }
     }
     #[inline(always)]
     fn prefetch(self, at: *const f32) {

@@ -99,7 +99,7 @@ impl Simd for ScalarLanes {
     }
     #[inline(always)]
     fn split_exponent(self, y: V) -> (V, V) {
-        let y = y.map(|y| if y < -126.0 { -126.0 } else { y });
+        let y = y.map(|y| if y < -127.0 { -127.0 } else { y });
         let floor = y.map(f32::floor);
         (self.sub(y, floor), floor)
     }

@@ -13,9 +13,6 @@ const FETCH_AHEAD: usize = 8;
 /// Steps of k per turn of the loop.
 const UNROLLED: usize = 4;
 
-/// Rows of the tallest tile.
-pub(super) const MOST_ROWS: usize = 8;
-
 /// The accumulators of a tile.
 pub(super) type Tile<S, const ROWS: usize, const REGISTERS: usize> = [[<S as Simd>::V; REGISTERS]; ROWS];
 
@@ -42,36 +39,52 @@ impl Ahead {
 /// Lines fetched ahead per turn of the loop.
 const LINES_PER_TURN: usize = 2;
 
-/// `tile + a @ b` for `a(ROWS, k)` with rows `a_stride` apart, and a panel `b(k, REGISTERS * LANES)`.
+/// The left operand of a product: element `(m, i)` is at `at + m * row + i * step`.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub(super) at: *const f32,
+    pub(super) row: usize,
+    pub(super) step: usize,
+}
+
+/// The right operand: row `i`, `REGISTERS * LANES` floats, is at `at + i * step`.
+#[derive(Clone, Copy)]
+pub(super) struct Right {
+    pub(super) at: *const f32,
+    pub(super) step: usize,
+}
+
+/// `tile + a @ b` for `a(ROWS, k)` and `b(k, REGISTERS * LANES)`.
 ///
 /// # Safety
-/// Row `m < ROWS` of `a` is readable at `a + m * a_stride` for `k` floats; `b` for `k * REGISTERS * LANES`.
+/// Every element `(m < ROWS, i < k)` of `a` and every row `i < k` of `b` is readable.
 #[inline(always)]
 pub(super) unsafe fn add_product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     s: S,
     mut tile: Tile<S, ROWS, REGISTERS>,
-    a: *const f32,
-    a_stride: usize,
-    b: *const f32,
+    a: Left,
+    b: Right,
     k: usize,
     ahead: Ahead,
 ) -> Tile<S, ROWS, REGISTERS> {
     let mut i = 0;
     while i + UNROLLED <= k {
-        for line in 0..LINES_PER_TURN {
-            let line = i / UNROLLED * LINES_PER_TURN + line;
-            // A line just read costs nothing: no branch in the loop.
-            s.prefetch_far(if line < ahead.lines { ahead.at.wrapping_add(line * LINE_FLOATS) } else { b });
+        if ahead.lines > 0 {
+            for line in 0..LINES_PER_TURN {
+                let line = i / UNROLLED * LINES_PER_TURN + line;
+                // Fetching a line just read costs nothing: no branch that depends on the line.
+                s.prefetch_far(if line < ahead.lines { ahead.at.wrapping_add(line * LINE_FLOATS) } else { b.at });
+            }
         }
         for step in i..i + UNROLLED {
             // SAFETY: `step < k`.
-            unsafe { add_outer(s, &mut tile, a, a_stride, b, step) };
+            unsafe { add_outer(s, &mut tile, a, b, step) };
         }
         i += UNROLLED;
     }
     while i < k {
         // SAFETY: `i < k`.
-        unsafe { add_outer(s, &mut tile, a, a_stride, b, i) };
+        unsafe { add_outer(s, &mut tile, a, b, i) };
         i += 1;
     }
     tile
@@ -85,21 +98,20 @@ pub(super) unsafe fn add_product<S: Simd, const ROWS: usize, const REGISTERS: us
 unsafe fn add_outer<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     s: S,
     tile: &mut Tile<S, ROWS, REGISTERS>,
-    a: *const f32,
-    a_stride: usize,
-    b: *const f32,
+    a: Left,
+    b: Right,
     i: usize,
 ) {
     let mut b_row = [s.splat(0.0); REGISTERS];
     for (r, b_row) in b_row.iter_mut().enumerate() {
-        let at = b.wrapping_add((i * REGISTERS + r) * S::LANES);
-        // SAFETY: row `i < k` of the panel, which the caller gives.
+        let at = b.at.wrapping_add(i * b.step + r * S::LANES);
+        // SAFETY: row `i < k`, which the caller gives.
         *b_row = unsafe { s.load(at) };
-        s.prefetch(at.wrapping_add(FETCH_AHEAD * REGISTERS * S::LANES));
+        s.prefetch(at.wrapping_add(FETCH_AHEAD * b.step));
     }
     for (m, row) in tile.iter_mut().enumerate() {
         // SAFETY: element `i < k` of row `m < ROWS`, which the caller gives.
-        let value = s.splat(unsafe { *a.add(m * a_stride + i) });
+        let value = s.splat(unsafe { *a.at.add(m * a.row + i * a.step) });
         for (sum, b_row) in row.iter_mut().zip(b_row) {
             *sum = s.mul_add(value, b_row, *sum);
         }
@@ -171,17 +183,17 @@ pub(super) unsafe fn store_rows<S: Simd, const ROWS: usize, const REGISTERS: usi
 /// Cuts rows `0 .. $count` into tiles as tall as the instruction set's, then of 4, 2 and 1 rows, and evaluates the body once
 /// for every height that occurs: `$rows` is the range of rows it covers, `$ROWS` the height.
 macro_rules! for_each_height {
-    ($s:ty, $count:expr, |$rows:ident, $ROWS:ident| $body:expr) => {
+    ($s:ty, $count:expr, |$rows:ident, $ROWS:ident| $body:expr) => {{
         let count: usize = $count;
         let mut start = 0;
         for_each_height!(@each $s, count, start, $rows, $ROWS, $body, 8 6 4 2 1);
         debug_assert_eq!(start, count);
-    };
+    }};
     (@each $s:ty, $count:ident, $start:ident, $rows:ident, $ROWS:ident, $body:expr, $($height:literal)*) => {
         $(
             if ($height <= 4 || <$s>::TILE_ROWS == $height) && $count - $start >= $height {
                 const $ROWS: usize = $height;
-                let $rows = $start..$start + whole_tiles($count - $start, $ROWS);
+                let $rows = $start..$start + super::tile::whole_tiles($count - $start, $ROWS);
                 $start = $rows.end;
                 $body
             }
