@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import ray
 from job_files import JobFiles, leftovers, part_digests, sample_table
+from ray.cluster_utils import Cluster
 
 from jobs import run_job
 from jobs.errors import ExitCode, exit_code_of
@@ -156,3 +157,21 @@ def test_an_address_without_a_cluster_is_an_infrastructure_error(files: JobFiles
     assert done.code == ExitCode.INFRASTRUCTURE, done.stderr
     assert "127.0.0.1:1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_running_cluster_of_two_nodes_is_used_by_its_address_and_left_as_it_was(
+    files: JobFiles, reference: dict[str, str]
+) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20})
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+        spec = files.spec_file(backend="ray", ray__address=cluster.address, workers__cpus=1)
+        done = files.run("submit", str(spec), "--json", "--verbose", timeout_s=200)
+        assert done.code == 0, done.stderr
+        assert "placing 2 replicas of 1 CPUs" in done.stderr
+        assert part_digests(files.out()) == reference
+        ray.init(address=cluster.address, log_to_driver=False)
+        wait_until(lambda: ray.available_resources().get("CPU") == 2)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
