@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -98,6 +99,14 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, default=str))
 
 
+def _show(found: Any, render: Callable[[Any], None], *, as_json: bool) -> None:
+    """Print what was found: as data, or as `jobs.render` draws it."""
+    if not as_json:
+        render(found)
+    else:
+        _print_json([item.to_dict() for item in found] if isinstance(found, list) else found.to_dict())
+
+
 @app.command()
 def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a spec, and print it with every default filled in. Looks at no data."""
@@ -116,11 +125,7 @@ def plan(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> 
     from jobs.preview import preview_job
     from jobs.render import render_preview
 
-    preview = preview_job(_load(spec, overrides))
-    if as_json:
-        _print_json(preview.to_dict())
-    else:
-        render_preview(preview)
+    _show(preview_job(_load(spec, overrides)), render_preview, as_json=as_json)
 
 
 @app.command()
@@ -175,10 +180,7 @@ def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) ->
 
     with progress_display(enabled=not as_json) as listener:
         report = run_job(spec, retry_failed=retry, on_progress=listener)
-    if as_json:
-        _print_json(report.to_dict())
-    else:
-        render_report(report)
+    _show(report, render_report, as_json=as_json)
     sys.exit(report.exit_code)
 
 
@@ -188,11 +190,7 @@ def status(output: Output, as_json: Json = False) -> None:
     from jobs.render import render_status
     from jobs.status import job_status
 
-    found = job_status(_output_of(output))
-    if as_json:
-        _print_json(found.to_dict())
-    else:
-        render_status(found)
+    _show(job_status(_output_of(output)), render_status, as_json=as_json)
 
 
 @app.command()
@@ -201,11 +199,7 @@ def report(output: Output, as_json: Json = False) -> None:
     from jobs.render import render_report
     from jobs.status import job_report
 
-    found = job_report(_output_of(output))
-    if as_json:
-        _print_json(found.to_dict())
-    else:
-        render_report(found)
+    _show(job_report(_output_of(output)), render_report, as_json=as_json)
 
 
 @app.command("list")
@@ -216,11 +210,7 @@ def list_jobs(
     from jobs.render import render_list
     from jobs.status import find_jobs
 
-    found = find_jobs(folder)
-    if as_json:
-        _print_json([item.to_dict() for item in found])
-    else:
-        render_list(found)
+    _show(find_jobs(folder), render_list, as_json=as_json)
 
 
 @app.command()
