@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+import pyarrow as pa
+
 from workers.config import Assignment, ShardResult, WorkerConfig
 from workers.pipeline import Progress
 from workers.worker import Worker
@@ -17,6 +19,7 @@ class WorkerActor:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         if config.threads is not None:
             os.environ["RAYON_NUM_THREADS"] = str(config.threads)  # the tokenizer's pool, before it is made
+        pa.set_memory_pool(pa.system_memory_pool())  # gives freed memory back; the default one keeps the largest window
         self._config = config
         self._worker: Worker | None = None
 

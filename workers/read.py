@@ -14,7 +14,8 @@ from sharding.storage import Entry, Storage, open_storage, split_uri
 from workers.config import AssignedPiece
 from workers.tables import join_tables
 
-MOST_BATCH_ROWS = 2048
+MOST_BATCH_ROWS = 512
+"""Few enough that the engine waits for the first batch of a shard only a moment, and that memory stays small."""
 _BATCH_BYTES = 16 << 20
 _DECODED_ROWS = 64
 _READ_BYTES = 8 << 20

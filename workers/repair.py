@@ -69,7 +69,7 @@ def read_kept(output: Storage, part: str, config: WorkerConfig) -> KeptReader:
 
     def batches() -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(output.open_parquet_source(part), pre_buffer=False, buffer_size=_READ_BYTES) as file:
-            yield from file.iter_batches(2048, columns=list(config.result_columns))
+            yield from file.iter_batches(512, columns=list(config.result_columns))
 
     return KeptReader(batches(), config.result_columns)
 
