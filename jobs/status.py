@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from sharding import layout
 from sharding.commit import promote_pending, read_receipts, read_success, remove_orphans
 from sharding.errors import CorruptStateError, NotFoundError
 from sharding.lease import Lease, is_gone, read_lease
-from sharding.manifest import LeaseRecord, ShardFailure, decode
+from sharding.manifest import LeaseRecord, ShardFailure, ShardReceipt, decode
 from sharding.plan import ShardPlan
 from sharding.plan_file import read_plan
 from sharding.storage import Storage, open_storage
@@ -25,7 +26,8 @@ class JobStatus:
     """A job as its files tell it.
 
     Attributes:
-        state: `complete`, `running`, `failed` or `interrupted` (nobody works on it and it is not complete).
+        state: `complete`, `running`, `failed`, `interrupted` (nobody works on it and it is not complete) or `damaged`
+            (complete once, but a part is gone or has another size).
         driver: Who holds the lease, or None.
         progress: What the running driver last wrote, or None.
     """
@@ -60,17 +62,16 @@ def job_status(output: str) -> JobStatus:
     failures = read_failures(storage)
     lease = read_lease(storage)
     held = lease is not None and not lease.released and not is_gone(lease)
-    bad_rows = sum(receipt.row_errors for receipt in receipts.values())
     return JobStatus(
         job=plan.job,
         output=storage.uri,
-        state=_state(storage, plan, len(receipts), len(failures), bad_rows, lease if held else None),
+        state=_state(storage, plan, receipts, len(failures), lease if held else None),
         shards=len(plan.shards),
         shards_done=len(receipts),
         shards_failed=len(failures),
         rows=plan.rows,
         rows_done=sum(receipt.rows for receipt in receipts.values()),
-        row_errors=bad_rows,
+        row_errors=sum(receipt.row_errors for receipt in receipts.values()),
         driver=f"{lease.owner} on {lease.host}, process {lease.pid}, last seen {lease.at}" if lease and held else None,
         progress=_progress(storage) if held else None,
     )
@@ -142,12 +143,17 @@ def _plan(storage: Storage) -> ShardPlan:
     return plan
 
 
-def _state(storage: Storage, plan: ShardPlan, done: int, failed: int, bad_rows: int, lease: LeaseRecord | None) -> str:
+def _state(
+    storage: Storage, plan: ShardPlan, receipts: Mapping[int, ShardReceipt], failed: int, lease: LeaseRecord | None
+) -> str:
     if lease is not None:
         return "running"
     if storage.exists(layout.SUCCESS):
-        return "complete"
-    return "failed" if failed or (done == len(plan.shards) and bad_rows) else "interrupted"
+        sizes = {entry.path: entry.size_bytes for entry in storage.list_folder().files}
+        whole = all(sizes.get(receipt.part) == receipt.size_bytes for receipt in receipts.values())
+        return "complete" if whole else "damaged"
+    bad_rows = any(receipt.row_errors for receipt in receipts.values())
+    return "failed" if failed or (len(receipts) == len(plan.shards) and bad_rows) else "interrupted"
 
 
 def _progress(storage: Storage) -> dict[str, Any] | None:

@@ -168,6 +168,7 @@ def test_a_lost_part_of_a_sealed_job_is_noticed(files: JobFiles) -> None:
     spec = str(files.spec_file())
     assert files.run("submit", spec).code == 0
     (files.out() / "part-00001.parquet").unlink()
+    assert files.run("status", "out", "--json").json["state"] == "damaged"
     clean(files.run("submit", spec), 3, "part-00001.parquet")
 
 
