@@ -148,7 +148,7 @@ def _finish(
     keeper: LeaseKeeper,
     max_row_error_rate: float,
 ) -> JobReport:
-    keeper.check()
+    keeper.check_now()
     if report.exit_code == ExitCode.COMPLETE:
         seal_job(output, plan, receipts, max_row_error_rate=max_row_error_rate)
     else:

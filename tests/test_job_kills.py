@@ -132,10 +132,12 @@ def test_an_interrupted_driver_finishes_what_is_in_flight_and_can_be_resumed(
 
 
 def test_a_driver_on_a_silent_host_is_taken_over_and_what_it_does_later_never_counts(
-    files: JobFiles, reference: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    files: JobFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec_file = str(files.spec_file())
-    first = files.start("submit", spec_file)
+    files.write_input(sample_table(4000))  # enough shards that the first driver is stopped far from its end
+    run_job(files.spec(sharding__target_rows=10, output__path=str(files.out("undisturbed"))))
+    reference = part_digests(files.out("undisturbed"))
+    first = files.start("submit", str(files.spec_file(sharding__target_rows=10)))
     receipts = files.out() / "_candelabra" / "receipts"
     while len(list(receipts.glob("*.json"))) < 2:
         assert first.poll() is None
@@ -146,7 +148,7 @@ def test_a_driver_on_a_silent_host_is_taken_over_and_what_it_does_later_never_co
         record = json.loads(lease.read_text())
         lease.write_text(json.dumps(record | {"host": "elsewhere", "boot_id": "another"}))
         monkeypatch.setattr("jobs.driver.LEASE_TIMEOUT_S", 1.0)
-        report = run_job(files.spec())
+        report = run_job(files.spec(sharding__target_rows=10))
         assert (report.exit_code, report.state) == (0, "complete")
         assert part_digests(files.out()) == reference
     finally:
