@@ -117,6 +117,7 @@ class RayBackend:
             logging_level=logging.ERROR,
             namespace="candelabra",
         )
+        _stop_idle_helpers()
 
     def _launch(self) -> _Replica:
         from workers.actor import WorkerActor
@@ -218,6 +219,17 @@ class RayBackend:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _stop_idle_helpers() -> None:
+    """End two of an embedded Ray's processes that have nothing to do here: one machine never grows, and no log is
+    forwarded. They cost memory and processor time, and the autoscaler a second more at the end: it answers no SIGTERM
+    once its GCS is gone. Ray has no public switch for them; where this way is closed, they run on.
+    """
+    node: Any = ray._private.worker._global_node
+    with contextlib.suppress(AttributeError):
+        node.kill_monitor(check_alive=False)
+        node.kill_log_monitor(check_alive=False)
 
 
 def _knock(address: str) -> None:

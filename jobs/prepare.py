@@ -29,7 +29,7 @@ from workers.results import FACT_FIELDS, result_fields
 from workers.template import TextTemplate, is_text_type, parse_template
 
 _log = logging.getLogger(__name__)
-_BUDGET_TOKENS = 8192
+_BUDGET_TOKENS = 16_384
 _MAIN_COLUMNS = {"embed": "embedding", "classify": "label", "rerank": "score"}
 
 

@@ -94,13 +94,13 @@ class ShardRunner:
                 self._gather_commits()
                 self._tell("running", backend)
             self._tell("running", backend, at_once=True)
+            seconds = time.monotonic() - self._started
         except StopJob:
             self._keeper.check_now()
             raise
         finally:
             committers.shutdown(wait=True, cancel_futures=True)
             backend.stop()
-        seconds = time.monotonic() - self._started
         return Run(seconds, self._rows_done, self._tokens_done, self._interrupts.code)
 
     def _hand_out(self, backend: Backend) -> None:

@@ -95,13 +95,14 @@ impl<'a> Ragged<'a> {
         Ok(())
     }
 
-    /// Cuts the batch into chunks of whole sequences of at most `target_tokens` tokens; a longer sequence is a chunk of
-    /// its own.
-    pub(crate) fn chunks(&self, target_tokens: usize) -> Vec<Chunk<'a>> {
+    /// Cuts the batch into chunks of whole sequences. `target_tokens` says for the tokens that are left how many the next
+    /// chunk may have; a longer sequence is a chunk of its own.
+    pub(crate) fn chunks(&self, target_tokens: impl Fn(usize) -> usize) -> Vec<Chunk<'a>> {
         let mut chunks = Vec::new();
         let mut first = 0;
         while first < self.rows() {
             let start = self.offsets[first] as usize;
+            let target_tokens = target_tokens(self.ids.len() - start);
             let fits = |row: &usize| self.offsets[*row + 1] as usize - start <= target_tokens;
             let end = (first + 1..self.rows()).take_while(fits).last().map_or(first + 1, |row| row + 1);
             chunks.push(self.chunk(first, end));

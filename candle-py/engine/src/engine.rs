@@ -19,7 +19,7 @@ use crate::workers::{Workers, available_threads};
 const CHUNK_TOKENS: usize = 256;
 
 /// Fewer tokens are not worth a thread of their own.
-const LEAST_CHUNK_TOKENS: usize = 32;
+const LEAST_CHUNK_TOKENS: usize = 64;
 
 /// How to load a model.
 #[derive(Clone, Debug, Default)]
@@ -219,8 +219,7 @@ impl Engine {
         finish: impl Fn(&Chunk<'_>, &mut Scratch<<CpuBackend as Backend>::Buffer>, &mut [f32]) + Send + Sync,
     ) -> Result<Output> {
         batch.check(&self.info.limits())?;
-        let share = batch.ids.len().div_ceil(self.threads);
-        let chunks = batch.chunks(share.clamp(LEAST_CHUNK_TOKENS, CHUNK_TOKENS));
+        let chunks = batch.chunks(|left| next_chunk_tokens(left, self.threads));
         let mut data = vec![0.0; chunks.iter().map(&rows_of).sum::<usize>() * width];
         let mut rest = data.as_mut_slice();
         let mut work = Vec::with_capacity(chunks.len());
@@ -239,6 +238,12 @@ impl Engine {
             data.chunks_exact(width).enumerate().filter(|(_, row)| is_bad(row)).map(|(row, _)| row).collect();
         Ok(Output { data, width, bad_rows })
     }
+}
+
+/// Tokens of the next chunk where `left` are left: full chunks first, smaller ones towards the end, so that no thread
+/// waits long for the last one of another (guided self-scheduling, Polychronopoulos and Kuck 1987).
+fn next_chunk_tokens(left: usize, threads: usize) -> usize {
+    if threads == 1 { CHUNK_TOKENS } else { left.div_ceil(2 * threads).clamp(LEAST_CHUNK_TOKENS, CHUNK_TOKENS) }
 }
 
 /// The modules after the pooling, without a norm at the end, which the caller may ask for or not.

@@ -4,7 +4,6 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
 use rayon::ThreadPool;
-use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 use crate::error::{Error, Result};
 
@@ -35,17 +34,23 @@ impl<S: Default + Send> Workers<S> {
         Ok(Self { pool, idle: Mutex::default() })
     }
 
-    /// Runs `work` on every item, inside the pool and in no particular order.
+    /// Runs `work` on every item inside the pool. The items are begun in their order, each by the next free thread.
     pub fn run<T: Send>(&self, items: Vec<T>, work: impl Fn(T, &mut S) + Send + Sync) {
-        let work = |item: T| {
+        let queue = Mutex::new(items.into_iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let drain = || {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut buffers = idle.unwrap_or_default();
-            work(item, &mut buffers);
+            while let Some(item) = next() {
+                work(item, &mut buffers);
+            }
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
         };
         match &self.pool {
-            Some(pool) => pool.install(|| items.into_par_iter().with_max_len(1).for_each(work)),
-            None => items.into_iter().for_each(work),
+            Some(pool) => {
+                pool.broadcast(|_| drain());
+            }
+            None => drain(),
         }
     }
 }
