@@ -144,7 +144,7 @@ def test_options_of_embed_that_make_no_sense_are_refused(
         ({"device": "cuda"}, candle_py.DeviceError, "this build has no CUDA support: `cuda`"),
         ({"device": "cuda:1"}, candle_py.DeviceError, "this build has no CUDA support: `cuda:1`"),
         ({"device": "tpu"}, candle_py.InputError, "device is not known: `tpu`"),
-        ({"dtype": "bfloat16"}, candle_py.DeviceError, "dtype is not supported on the CPU: `bfloat16`"),
+        ({"dtype": "float16"}, candle_py.DeviceError, "dtype is not supported on the CPU: `float16`"),
         ({"dtype": "int4"}, candle_py.InputError, "dtype is not known: `int4`"),
         ({"threads": 0}, candle_py.InputError, "threads must be at least 1: `0`"),
         ({"threads": -2}, candle_py.InputError, "threads must not be negative: `-2`"),

@@ -55,6 +55,18 @@ def test_minilm_gives_the_references_vectors_counts_and_flags(files: JobFiles, b
     assert np.abs(np.linalg.norm(vectors(out), axis=1) - 1).max() < 1e-6
 
 
+def test_bfloat16_is_part_of_the_plan(files: JobFiles) -> None:
+    files.write_input(
+        pq.read_table(GOLDEN / "minilm.parquet").slice(0, 60).rename_columns(["doc", "n", "cut", "wanted"])
+    )
+    spec = files.spec(model__source=MINILM, model__dtype="bfloat16", backend="local")
+    assert run_job(spec).exit_code == 0
+    out = files.rows()
+    assert cosine(vectors(out), np.stack(out["wanted"].to_numpy(zero_copy_only=False))).min() >= 0.9999
+    with pytest.raises(CandelabraError, match=r"model\.dtype"):
+        run_job(files.spec(model__source=MINILM, backend="local"))
+
+
 @pytest.mark.parametrize("name", ["st-mean-dense", "st-cls-prompt", "st-max-raw"])
 def test_a_model_folder_is_obeyed_to_its_last_file(files: JobFiles, name: str) -> None:
     texts = json.loads((GOLDEN / name / "texts.json").read_text())["texts"]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use candle_engine::cpu::Isa;
+use candle_engine::cpu::{Isa, Storage};
 use candle_engine::{EmbedOptions, Error, Info, LoadOptions, Pooling, Ragged};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -31,10 +31,11 @@ impl Engine {
         cpu: Option<&str>,
         communicator: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        check_placement(device, dtype, communicator.is_some()).map_err(|error| to_python(py, &error))?;
+        let storage = check_placement(device, dtype, communicator.is_some()).map_err(|error| to_python(py, &error))?;
         let options = LoadOptions {
             threads: threads.map(|threads| natural(py, "threads", threads)).transpose()?,
             isa: cpu.map(instruction_set).transpose().map_err(|error| to_python(py, &error))?,
+            storage,
         };
         let engine = detached(py, || candle_engine::Engine::load(&model_dir, &options))?;
         Ok(Self { engine })
@@ -44,6 +45,7 @@ impl Engine {
     #[getter]
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let info = facts(py, self.engine.info())?;
+        info.set_item("dtype", self.engine.storage().name())?;
         info.set_item("threads", self.engine.threads())?;
         info.set_item("cpu", self.engine.isa().name())?;
         Ok(info)
@@ -169,7 +171,7 @@ impl Batch {
 }
 
 /// Refuses a device, dtype or communicator that this build does not have.
-fn check_placement(device: &str, dtype: &str, has_communicator: bool) -> Result<(), Error> {
+fn check_placement(device: &str, dtype: &str, has_communicator: bool) -> Result<Storage, Error> {
     let kind = device.split(':').next().unwrap_or_default();
     match (kind, device) {
         ("cpu", "cpu") | ("auto", "auto") => {}
@@ -179,18 +181,21 @@ fn check_placement(device: &str, dtype: &str, has_communicator: bool) -> Result<
         }
         _ => return Err(Error::input(format!("device is not known: `{device}`")).with_hint("auto or cpu")),
     }
-    match dtype {
-        "auto" | "float32" => {}
-        "bfloat16" | "float16" => {
+    let storage = match (dtype, Storage::from_name(dtype)) {
+        ("auto", _) => Storage::Float32,
+        (_, Some(storage)) => storage,
+        ("float16", None) => {
             return Err(Error::device(format!("dtype is not supported on the CPU: `{dtype}`"))
-                .with_hint("use auto or float32; weights stored in another dtype are converted"));
+                .with_hint("use auto, float32 or bfloat16; weights stored in another dtype are converted"));
         }
-        _ => return Err(Error::input(format!("dtype is not known: `{dtype}`")).with_hint("auto or float32")),
-    }
+        _ => {
+            return Err(Error::input(format!("dtype is not known: `{dtype}`")).with_hint("auto, float32 or bfloat16"));
+        }
+    };
     if has_communicator {
         return Err(Error::device("this build has no tensor parallelism: `communicator`").with_hint("leave it None"));
     }
-    Ok(())
+    Ok(storage)
 }
 
 fn instruction_set(name: &str) -> Result<Isa, Error> {

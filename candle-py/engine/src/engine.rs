@@ -6,7 +6,7 @@ use crate::backend::{After, Backend, CpuBackend};
 use crate::batch::{Chunk, Ragged};
 use crate::blueprint::{Blueprint, DENSE_LAYER};
 use crate::config::SentenceModule;
-use crate::cpu::{Activation, Isa, Kernels};
+use crate::cpu::{Activation, Isa, Kernels, Storage};
 use crate::error::{Error, Result};
 use crate::info::Info;
 use crate::models::{Classifier, Encoder, Scratch};
@@ -28,6 +28,8 @@ pub struct LoadOptions {
     pub threads: Option<usize>,
     /// The instruction set; the best that the machine has by default.
     pub isa: Option<Isa>,
+    /// How weights are held; float32 by default. Arithmetic is float32 either way.
+    pub storage: Storage,
 }
 
 /// How to make embeddings; `None` is what the model's files say.
@@ -71,6 +73,7 @@ enum Module<L: Layers> {
 pub struct Engine {
     info: Info,
     isa: Isa,
+    storage: Storage,
     threads: usize,
     backend: CpuBackend,
     encoder: Encoder<CpuBackend>,
@@ -96,8 +99,9 @@ impl Engine {
                 .with_hint(format!("the best that it has: {}", Isa::detected().name()))
         })?;
         let blueprint = Blueprint::read(dir)?;
-        let info = Info::of(&blueprint);
-        let backend = CpuBackend::new(kernels);
+        let mut info = Info::of(&blueprint);
+        info.weight_bytes = info.parameters * options.storage.size_bytes();
+        let backend = CpuBackend::new(kernels, options.storage);
         let Blueprint { config, prefix, checkpoint, .. } = &blueprint;
         let mut loader = Loader::new(checkpoint, &backend);
         let encoder = Encoder::build(&config.encoder, prefix, &mut loader)?;
@@ -107,7 +111,7 @@ impl Engine {
         };
         let modules = load_modules(&blueprint, &backend)?;
         let workers = Workers::new(threads)?;
-        Ok(Self { info, isa, threads, backend, encoder, classifier, modules, workers })
+        Ok(Self { info, isa, storage: options.storage, threads, backend, encoder, classifier, modules, workers })
     }
 
     /// The model's facts.
@@ -118,6 +122,11 @@ impl Engine {
     /// The instruction set in force.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// How the weights are held.
+    pub fn storage(&self) -> Storage {
+        self.storage
     }
 
     /// The threads in force.

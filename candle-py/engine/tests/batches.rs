@@ -45,8 +45,9 @@ fn lengths_from_1_to_512_are_bit_equal_in_a_batch() {
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    let load =
-        |threads| Engine::load(&golden("modernbert"), &LoadOptions { threads: Some(threads), isa: None }).unwrap();
+    let load = |threads| {
+        Engine::load(&golden("modernbert"), &LoadOptions { threads: Some(threads), ..LoadOptions::default() }).unwrap()
+    };
     let mut random = Random::new(3);
     let sequences: Vec<Vec<u32>> = (1..200).map(|length| random.sequence(length, 384)).collect();
     let batch = Batch::new(&sequences);
@@ -59,7 +60,9 @@ fn threads_do_not_change_a_bit() {
 #[test]
 fn a_sequence_that_is_spread_over_threads_stays_the_same() {
     for name in ["bert", "modernbert"] {
-        let load = |threads| Engine::load(&golden(name), &LoadOptions { threads: Some(threads), isa: None }).unwrap();
+        let load = |threads| {
+            Engine::load(&golden(name), &LoadOptions { threads: Some(threads), ..LoadOptions::default() }).unwrap()
+        };
         for length in [1, 64, 65, 100, 127, 128] {
             let batch = Batch::new(&[Random::new(9).sequence(length, 384)]);
             let one = load(1).hidden_states(&batch.ragged()).unwrap();

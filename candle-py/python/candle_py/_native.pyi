@@ -64,7 +64,8 @@ class Engine:
         Args:
             model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any.
             device: "cpu" or "auto".
-            dtype: what to compute with: "auto" or "float32"; weights stored in float16 or bfloat16 are converted.
+            dtype: how weights are held: "float32" (which "auto" means) or "bfloat16", rounded to nearest and half the
+                memory; arithmetic is float32 either way, and weights stored in another format are converted.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2" or "avx512"; by default the best that the machine has.
             communicator: must be None.

@@ -2,12 +2,12 @@
 //! grown; where there are fewer chunks than threads, it hands blocks of rows to the pool that it is called in. A row
 //! comes out the same either way.
 
-use candle_core::{Storage, Tensor};
+use candle_core::{Storage as TensorStorage, Tensor};
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 
 use super::{After, Attention, Backend};
-use crate::cpu::{Activation, AttentionArgs, Epilogue, Kernels, PackedMatrix};
+use crate::cpu::{Activation, AttentionArgs, Epilogue, Kernels, PackedMatrix, Storage, bfloat16_bits};
 use crate::error::{Error, Result};
 use crate::pooling::Pooling;
 use crate::rotary::Angles;
@@ -20,6 +20,7 @@ const BLOCK_ROWS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct CpuBackend {
     kernels: Kernels,
+    storage: Storage,
     spread: bool,
 }
 
@@ -55,14 +56,30 @@ impl Rows {
 /// A table of rows.
 #[derive(Debug)]
 pub struct Embedding {
-    table: Vec<f32>,
+    table: Table,
     width: usize,
 }
 
+#[derive(Debug)]
+enum Table {
+    Float32(Vec<f32>),
+    /// The upper halves of float32.
+    Bfloat16(Vec<u16>),
+}
+
 impl Embedding {
-    fn row(&self, id: u32) -> &[f32] {
+    /// `out[i] = put(out[i], row[i])`.
+    fn row(&self, id: u32, out: &mut [f32], put: impl Fn(&mut f32, f32)) {
         let start = id as usize * self.width;
-        &self.table[start..start + self.width]
+        match &self.table {
+            Table::Float32(table) => {
+                out.iter_mut().zip(&table[start..start + self.width]).for_each(|(out, value)| put(out, *value));
+            }
+            Table::Bfloat16(table) => {
+                let row = table[start..start + self.width].iter().map(|bits| f32::from_bits(u32::from(*bits) << 16));
+                out.iter_mut().zip(row).for_each(|(out, value)| put(out, value));
+            }
+        }
     }
 }
 
@@ -88,9 +105,9 @@ impl Layers for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Computes with `kernels`, each call on one thread.
-    pub fn new(kernels: Kernels) -> Self {
-        Self { kernels, spread: false }
+    /// Computes with `kernels`, each call on one thread, and holds weights as `storage` says.
+    pub fn new(kernels: Kernels, storage: Storage) -> Self {
+        Self { kernels, storage, spread: false }
     }
 
     /// The same, with calls spread over the threads of the pool that they are made in, or not.
@@ -112,7 +129,7 @@ impl CpuBackend {
 fn with_numbers<T>(tensor: &Tensor, work: impl FnOnce(&[f32]) -> T) -> Result<T> {
     let (storage, layout) = tensor.storage_and_layout();
     match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(storage), Some((start, end))) => Ok(work(&storage.as_slice::<f32>()?[start..end])),
+        (TensorStorage::Cpu(storage), Some((start, end))) => Ok(work(&storage.as_slice::<f32>()?[start..end])),
         _ => Err(Error::internal(format!("weight is not contiguous on the CPU: `{layout:?}`"))),
     }
 }
@@ -126,12 +143,19 @@ impl Backend for CpuBackend {
 
     fn embedding(&self, table: Tensor) -> Result<Embedding> {
         let (_, width) = table.dims2()?;
-        Ok(Embedding { table: copied(&table)?, width })
+        let table = match self.storage {
+            Storage::Float32 => Table::Float32(copied(&table)?),
+            Storage::Bfloat16 => Table::Bfloat16(with_numbers(&table, |numbers| {
+                numbers.iter().map(|value| bfloat16_bits(*value)).collect()
+            })?),
+        };
+        Ok(Embedding { table, width })
     }
 
     fn linear(&self, weight: Tensor, bias: Option<Tensor>) -> Result<Linear> {
         let (out_features, in_features) = weight.dims2()?;
-        let weight = with_numbers(&weight, |numbers| self.kernels.pack(numbers, out_features, in_features))?;
+        let weight =
+            with_numbers(&weight, |numbers| self.kernels.pack(numbers, out_features, in_features, self.storage))?;
         Ok(Linear { weight, bias: bias.as_ref().map(copied).transpose()? })
     }
 
@@ -141,13 +165,11 @@ impl Backend for CpuBackend {
 
     fn gather(&self, table: &Embedding, ids: &[u32], out: &mut Rows) {
         out.reshape(ids.len(), table.width);
-        out.rows_mut().zip(ids).for_each(|(out, id)| out.copy_from_slice(table.row(*id)));
+        out.rows_mut().zip(ids).for_each(|(out, id)| table.row(*id, out, |out, value| *out = value));
     }
 
     fn gather_add(&self, table: &Embedding, ids: &[u32], out: &mut Rows) {
-        for (out, id) in out.rows_mut().zip(ids) {
-            out.iter_mut().zip(table.row(*id)).for_each(|(out, value)| *out += value);
-        }
+        out.rows_mut().zip(ids).for_each(|(out, id)| table.row(*id, out, |out, value| *out += value));
     }
 
     fn project(&self, linear: &Linear, x: &Rows, after: After<'_, Rows>, out: &mut Rows) {

@@ -1,12 +1,14 @@
 //! `epilogue(x @ weight^T + bias)`: the loops over panels and row tiles, and what happens to a tile before it leaves L1.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::activation::{Activation, activate_tile};
-use super::pack::{LINE_FLOATS, PackedMatrix, Panel};
+use super::pack::{LINE_FLOATS, Line, PackedMatrix, Panel, Storage, floats_of, floats_of_mut};
 use super::simd::{Op, Simd};
 use super::tile::{
-    Ahead, Left, Right, add_product, add_rows, for_each_height, lanes_left, store_rows, with_width, zeros,
+    Ahead, Left, Right, add_product, add_product_of_pairs, add_rows, for_each_height, lanes_left, store_rows,
+    with_width, zeros,
 };
 
 /// What `linear` does to its output tile by tile.
@@ -34,18 +36,72 @@ pub(super) struct Linear<'a> {
 impl Op for Linear<'_> {
     type Output = ();
 
-    /// A panel of the weight stays in L1 or L2 while every row tile passes by; rows come from L2.
+    /// A panel of the weight stays in L1 or L2 while every row tile passes by; rows come from L2. Where many rows pass by
+    /// a panel of bfloat16, it is unfolded to float32 once for all of them.
     #[inline(always)]
     fn apply<S: Simd>(mut self, s: S) {
-        let panels = self.weight.panels;
+        let (panels, steps, k) = (self.weight.panels, self.weight.steps(), self.weight.k());
+        let storage = self.weight.storage;
         for index in 0..panels.count() {
             let panel = panels.get(index);
-            for_each_height!(S, self.rows, |rows, ROWS| {
-                with_width!(S, panel.registers, |REGISTERS| {
-                    s.run(Tiles::<'_, '_, ROWS, REGISTERS> { op: &mut self, panel, rows })
-                })
-            });
+            let width = panel.registers * S::LANES;
+            let packed = &self.weight.floats()[panel.start * steps..][..width * steps];
+            if storage == Storage::Bfloat16 && self.rows >= ROWS_WORTH_UNFOLDING {
+                UNFOLDED.with_borrow_mut(|lines| {
+                    lines.resize((k.next_multiple_of(2) * width).div_ceil(LINE_FLOATS), Line::ZEROS);
+                    s.run(Unfold { pairs: packed, width, to: floats_of_mut(lines) });
+                    self.panel::<S>(s, panel, &floats_of(lines)[..width * k], Storage::Float32);
+                });
+            } else {
+                self.panel::<S>(s, panel, packed, storage);
+            }
         }
+    }
+}
+
+/// Fewer rows than this do not pay for unfolding a panel.
+const ROWS_WORTH_UNFOLDING: usize = 24;
+
+thread_local! {
+    /// The panel that this thread has unfolded.
+    static UNFOLDED: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A panel of bfloat16 pairs as rows of float32.
+struct Unfold<'a> {
+    pairs: &'a [f32],
+    width: usize,
+    to: &'a mut [f32],
+}
+
+impl Op for Unfold<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        for (pairs, to) in self.pairs.chunks_exact(self.width).zip(self.to.chunks_exact_mut(2 * self.width)) {
+            let (even, odd) = to.split_at_mut(self.width);
+            for lane in (0..self.width).step_by(S::LANES) {
+                // SAFETY: the three slices are whole registers long, and `lane` begins one of them.
+                unsafe {
+                    let lanes = s.load(pairs.as_ptr().add(lane));
+                    s.store(s.lower_bfloat16(lanes), even.as_mut_ptr().add(lane));
+                    s.store(s.upper_bfloat16(lanes), odd.as_mut_ptr().add(lane));
+                }
+            }
+        }
+    }
+}
+
+impl Linear<'_> {
+    /// All rows of one panel's columns; `weight` is the panel, held as `storage`.
+    #[inline(always)]
+    fn panel<S: Simd>(&mut self, s: S, panel: Panel, weight: &[f32], storage: Storage) {
+        for_each_height!(S, self.rows, |rows, ROWS| {
+            with_width!(S, panel.registers, |REGISTERS| {
+                s.run(Tiles::<'_, '_, ROWS, REGISTERS> { op: self, panel, weight, storage, rows })
+            })
+        });
     }
 }
 
@@ -53,6 +109,8 @@ impl Op for Linear<'_> {
 struct Tiles<'a, 'b, const ROWS: usize, const REGISTERS: usize> {
     op: &'b mut Linear<'a>,
     panel: Panel,
+    weight: &'b [f32],
+    storage: Storage,
     rows: Range<usize>,
 }
 
@@ -62,7 +120,7 @@ impl<const ROWS: usize, const REGISTERS: usize> Op for Tiles<'_, '_, ROWS, REGIS
     #[inline(always)]
     fn apply<S: Simd>(self, s: S) {
         for row in self.rows.step_by(ROWS) {
-            linear_tile::<S, ROWS, REGISTERS>(s, self.op, self.panel, row);
+            linear_tile::<S, ROWS, REGISTERS>(s, self.op, self.panel, self.weight, self.storage, row);
         }
     }
 }
@@ -73,20 +131,30 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     s: S,
     op: &mut Linear<'_>,
     panel: Panel,
+    weight: &[f32],
+    storage: Storage,
     row: usize,
 ) {
     let k = op.weight.k();
     let x = Left { at: op.x[row * k..][..ROWS * k].as_ptr(), row: k, step: 1 };
     let width = REGISTERS * S::LANES;
-    let panel_floats = &op.weight.floats()[panel.start * k..][..width * k];
-    let weight = Right { at: panel_floats.as_ptr(), step: width };
+    let steps = match storage {
+        Storage::Float32 => k,
+        Storage::Bfloat16 => k.div_ceil(2),
+    };
+    let weight = Right { at: weight[..width * steps].as_ptr(), step: width };
     let ahead = next_lines::<S>(op, panel, row);
     prefetch_rows::<S, ROWS, REGISTERS>(s, op.out.as_ptr(), op.out_stride, panel, row);
     if let Epilogue::Add(residual, stride) = op.epilogue {
         prefetch_rows::<S, ROWS, REGISTERS>(s, residual.as_ptr(), stride, panel, row);
     }
     // SAFETY: the two slices are what the product reads.
-    let mut tile = unsafe { add_product(s, zeros::<S, ROWS, REGISTERS>(s), x, weight, k, ahead) };
+    let mut tile = unsafe {
+        match storage {
+            Storage::Float32 => add_product(s, zeros::<S, ROWS, REGISTERS>(s), x, weight, k, ahead),
+            Storage::Bfloat16 => add_product_of_pairs(s, zeros::<S, ROWS, REGISTERS>(s), x, weight, k, ahead),
+        }
+    };
 
     if let Some(bias) = op.bias {
         let bias = &bias[panel.start..][..panel.columns];
@@ -117,10 +185,10 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
 /// time to wait for it.
 #[inline(always)]
 fn next_lines<S: Simd>(op: &Linear<'_>, panel: Panel, row: usize) -> Ahead {
-    let k = op.weight.k();
+    let steps = op.weight.steps();
     let floats = op.weight.floats();
-    let start = ((panel.start + panel.registers * S::LANES) * k).min(floats.len());
-    let lines = (floats.len() - start).min(panel.registers * S::LANES * k) / LINE_FLOATS;
+    let start = ((panel.start + panel.registers * S::LANES) * steps).min(floats.len());
+    let lines = (floats.len() - start).min(panel.registers * S::LANES * steps) / LINE_FLOATS;
     let (first, end) = (lines * row / op.rows, lines * (row + S::TILE_ROWS).min(op.rows) / op.rows);
     Ahead { at: floats[start..].as_ptr().wrapping_add(first * LINE_FLOATS), lines: end - first }
 }

@@ -29,7 +29,7 @@ pub use activation::Activation;
 pub use attention::AttentionArgs;
 pub use isa::Isa;
 pub use linear::Epilogue;
-pub use pack::PackedMatrix;
+pub use pack::{PackedMatrix, Storage, bfloat16_bits};
 
 use simd::dispatch;
 
@@ -51,9 +51,9 @@ impl Kernels {
     }
 
     /// Packs a weight `(n, k)`, row-major as torch's Linear stores it.
-    pub fn pack(&self, weight: &[f32], n: usize, k: usize) -> PackedMatrix {
+    pub fn pack(&self, weight: &[f32], n: usize, k: usize, storage: Storage) -> PackedMatrix {
         assert_eq!(weight.len(), n * k, "weight is not n * k");
-        dispatch(self.isa, pack::Pack { weight, n, k, isa: self.isa })
+        dispatch(self.isa, pack::Pack { weight, n, k, isa: self.isa, storage })
     }
 
     /// `out(rows, n) = epilogue(x(rows, k) @ weight^T + bias)`; `out` rows are `out_stride >= n` apart.

@@ -6,11 +6,45 @@ use super::simd::{MOST_LANES, Op, Simd};
 /// Floats of a cache line, and of the widest register.
 pub(super) const LINE_FLOATS: usize = 16;
 
+/// How a packed matrix holds its numbers; they are multiplied and summed in float32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Storage {
+    /// As they are.
+    #[default]
+    Float32,
+    /// Rounded to the nearest bfloat16, ties to even: half the memory.
+    Bfloat16,
+}
+
+impl Storage {
+    /// Its name: "float32" or "bfloat16".
+    pub fn name(self) -> &'static str {
+        match self {
+            Storage::Float32 => "float32",
+            Storage::Bfloat16 => "bfloat16",
+        }
+    }
+
+    /// The storage of that name.
+    pub fn from_name(name: &str) -> Option<Storage> {
+        [Storage::Float32, Storage::Bfloat16].into_iter().find(|storage| storage.name() == name)
+    }
+
+    /// Bytes of one number.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            Storage::Float32 => size_of::<f32>(),
+            Storage::Bfloat16 => size_of::<u16>(),
+        }
+    }
+}
+
 /// A weight matrix in the layout that one instruction set's kernels read.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     pub(super) isa: Isa,
     pub(super) panels: Panels,
+    pub(super) storage: Storage,
     n: usize,
     k: usize,
     lines: Vec<Line>,
@@ -19,7 +53,24 @@ pub struct PackedMatrix {
 /// A cache line, so that panels start on one.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
-struct Line([f32; LINE_FLOATS]);
+pub(super) struct Line([f32; LINE_FLOATS]);
+
+impl Line {
+    /// A line of zeros.
+    pub(super) const ZEROS: Line = Line([0.0; LINE_FLOATS]);
+}
+
+/// The floats of some lines.
+pub(super) fn floats_of(lines: &[Line]) -> &[f32] {
+    // SAFETY: a `Line` is 16 floats without padding, and the result borrows them.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * LINE_FLOATS) }
+}
+
+/// The floats of some lines.
+pub(super) fn floats_of_mut(lines: &mut [Line]) -> &mut [f32] {
+    // SAFETY: as in `floats_of`, and the borrow is exclusive.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_FLOATS) }
+}
 
 impl PackedMatrix {
     /// Output features.
@@ -32,15 +83,17 @@ impl PackedMatrix {
         self.k
     }
 
-    /// The panels, one after the other.
-    pub(super) fn floats(&self) -> &[f32] {
-        // SAFETY: a `Line` is 16 floats without padding, the vector owns them, and the result borrows it.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE_FLOATS) }
+    /// Rows of lanes in a panel: one of them holds two rows of k where the numbers are bfloat16.
+    pub(super) fn steps(&self) -> usize {
+        match self.storage {
+            Storage::Float32 => self.k,
+            Storage::Bfloat16 => self.k.div_ceil(2),
+        }
     }
 
-    fn floats_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `floats`, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * LINE_FLOATS) }
+    /// The panels, one after the other. Panel `p` starts at float `panels.get(p).start * steps()`.
+    pub(super) fn floats(&self) -> &[f32] {
+        floats_of(&self.lines)
     }
 }
 
@@ -50,6 +103,7 @@ pub(super) struct Pack<'a> {
     pub(super) n: usize,
     pub(super) k: usize,
     pub(super) isa: Isa,
+    pub(super) storage: Storage,
 }
 
 impl Op for Pack<'_> {
@@ -57,18 +111,30 @@ impl Op for Pack<'_> {
 
     #[inline(always)]
     fn apply<S: Simd>(self, s: S) -> PackedMatrix {
-        let Pack { weight, n, k, isa } = self;
+        let Pack { weight, n, k, isa, storage } = self;
         let panels = Panels::new(n, S::LANES, S::TILE_REGISTERS);
-        let lines = vec![Line([0.0; LINE_FLOATS]); panels.packed_len(k).div_ceil(LINE_FLOATS)];
-        let mut packed = PackedMatrix { isa, panels, n, k, lines };
+        let mut packed = PackedMatrix { isa, panels, storage, n, k, lines: Vec::new() };
+        let steps = packed.steps();
+        packed.lines.resize(panels.packed_len(steps).div_ceil(LINE_FLOATS), Line::ZEROS);
+        let mut whole = Vec::new();
         for index in 0..panels.count() {
             let panel = panels.get(index);
             let width = panel.registers * S::LANES;
-            let to = &mut packed.floats_mut()[panel.start * k..][..width * k];
+            let to = &mut floats_of_mut(&mut packed.lines)[panel.start * steps..][..width * steps];
+            let panel_floats = match storage {
+                Storage::Float32 => &mut *to,
+                Storage::Bfloat16 => {
+                    whole.resize(width * k, 0.0);
+                    &mut whole[..]
+                }
+            };
             for first in (0..panel.columns).step_by(S::LANES) {
                 // Lanes beyond the last column repeat it; what they give is never stored.
                 let row = |lane: usize| &weight[(panel.start + (first + lane).min(panel.columns - 1)) * k..][..k];
-                pack_columns(s, &std::array::from_fn(row), k, width, &mut to[first..]);
+                pack_columns(s, &std::array::from_fn(row), k, width, &mut panel_floats[first..]);
+            }
+            if storage == Storage::Bfloat16 {
+                pair_rows(&whole, width, to);
             }
         }
         packed
@@ -127,6 +193,26 @@ impl Panels {
     pub(super) fn packed_len(self, k: usize) -> usize {
         self.padded_columns() * k
     }
+}
+
+/// Rounds rows of `width` floats to bfloat16 and joins each two: the even one in the lower halves of the lanes.
+fn pair_rows(rows: &[f32], width: usize, to: &mut [f32]) {
+    for (pair, to) in rows.chunks(2 * width).zip(to.chunks_exact_mut(width)) {
+        let (even, odd) = pair.split_at(width);
+        for (column, to) in to.iter_mut().enumerate() {
+            let upper = odd.get(column).map_or(0, |value| bfloat16_bits(*value));
+            *to = f32::from_bits(u32::from(upper) << 16 | u32::from(bfloat16_bits(even[column])));
+        }
+    }
+}
+
+/// The bits of the nearest bfloat16, ties to even; NaN stays NaN.
+pub fn bfloat16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
 /// Packs the first `LANES` of `rows`, each `k` long, as columns of a panel `width` floats wide, from the panel's column

@@ -73,6 +73,10 @@ pub(super) trait Simd: Copy {
     fn split_exponent(self, y: Self::V) -> (Self::V, Self::V);
     /// `a * 2^floor(y)` for the second part of `split_exponent(y)`; zero for `y = -inf`.
     fn scale_exp2(self, a: Self::V, exponent: Self::V) -> Self::V;
+    /// The bfloat16 in the lower half of each lane, as float32.
+    fn lower_bfloat16(self, pairs: Self::V) -> Self::V;
+    /// The bfloat16 in the upper half of each lane, as float32.
+    fn upper_bfloat16(self, pairs: Self::V) -> Self::V;
     /// `if a < b { then } else { otherwise }`, lane by lane.
     fn if_less(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
     /// Transposes the leading `LANES x LANES` block: lane `j` of register `i` goes to lane `i` of register `j`.

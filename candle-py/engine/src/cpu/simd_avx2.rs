@@ -5,6 +5,9 @@ use std::arch::x86_64::*;
 use super::Isa;
 use super::simd::{MOST_LANES, Op, Simd};
 
+/// The upper 16 bits of a lane.
+const UPPER_HALF: i32 = -0x1_0000;
+
 /// Proof that the processor has AVX2 and FMA.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(());
@@ -151,6 +154,19 @@ impl Simd for Avx2 {
         unsafe {
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127));
             _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)))
+        }
+    }
+    #[inline(always)]
+    fn lower_bfloat16(self, pairs: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs))) }
+    }
+    #[inline(always)]
+    fn upper_bfloat16(self, pairs: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let upper = _mm256_set1_epi32(UPPER_HALF);
+            _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), upper))
         }
     }
     #[inline(always)]

@@ -5,6 +5,9 @@ use std::arch::x86_64::*;
 use super::Isa;
 use super::simd::{MOST_LANES, Op, Simd};
 
+/// The upper 16 bits of a lane.
+const UPPER_HALF: i32 = -0x1_0000;
+
 /// Proof that the processor has AVX-512 F, BW, VL and DQ (and AVX2, FMA).
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
@@ -141,6 +144,19 @@ impl Simd for Avx512 {
     fn scale_exp2(self, a: __m512, exponent: __m512) -> __m512 {
         // SAFETY: as above the impl.
         unsafe { _mm512_scalef_ps(a, exponent) }
+    }
+    #[inline(always)]
+    fn lower_bfloat16(self, pairs: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(pairs))) }
+    }
+    #[inline(always)]
+    fn upper_bfloat16(self, pairs: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let upper = _mm512_set1_epi32(UPPER_HALF);
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), upper))
+        }
     }
     #[inline(always)]
     fn if_less(self, a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {

@@ -108,6 +108,14 @@ impl Simd for ScalarLanes {
         map2(a, exponent, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
     }
     #[inline(always)]
+    fn lower_bfloat16(self, pairs: V) -> V {
+        pairs.map(|pair| f32::from_bits(pair.to_bits() << 16))
+    }
+    #[inline(always)]
+    fn upper_bfloat16(self, pairs: V) -> V {
+        pairs.map(|pair| f32::from_bits(pair.to_bits() & 0xffff_0000))
+    }
+    #[inline(always)]
     fn if_less(self, a: V, b: V, then: V, otherwise: V) -> V {
         std::array::from_fn(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
     }

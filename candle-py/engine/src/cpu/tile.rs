@@ -109,13 +109,64 @@ unsafe fn add_outer<S: Simd, const ROWS: usize, const REGISTERS: usize>(
         *b_row = unsafe { s.load(at) };
         s.prefetch(at.wrapping_add(FETCH_AHEAD * b.step));
     }
+    // SAFETY: `i < k`.
+    unsafe { add_multiples(s, tile, a, i, b_row) };
+}
+
+/// `tile + a[:, i] @ b_row`.
+///
+/// # Safety
+/// Every element `(m < ROWS, i)` of `a` is readable.
+#[inline(always)]
+unsafe fn add_multiples<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    tile: &mut Tile<S, ROWS, REGISTERS>,
+    a: Left,
+    i: usize,
+    b_row: [S::V; REGISTERS],
+) {
     for (m, row) in tile.iter_mut().enumerate() {
-        // SAFETY: element `i < k` of row `m < ROWS`, which the caller gives.
+        // SAFETY: as the caller says.
         let value = s.splat(unsafe { *a.at.add(m * a.row + i * a.step) });
         for (sum, b_row) in row.iter_mut().zip(b_row) {
             *sum = s.mul_add(value, b_row, *sum);
         }
     }
+}
+
+/// `add_product` for a `b` in bfloat16, two rows to a row of lanes: `2 * i` in the lower halves, `2 * i + 1` in the upper.
+///
+/// # Safety
+/// Every element `(m < ROWS, i < k)` of `a` and every row of lanes `i < k.div_ceil(2)` of `b` is readable.
+#[inline(always)]
+pub(super) unsafe fn add_product_of_pairs<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    mut tile: Tile<S, ROWS, REGISTERS>,
+    a: Left,
+    b: Right,
+    k: usize,
+    ahead: Ahead,
+) -> Tile<S, ROWS, REGISTERS> {
+    let pairs = k.div_ceil(2);
+    for pair in 0..pairs {
+        if pair < ahead.lines {
+            s.prefetch_far(ahead.at.wrapping_add(pair * LINE_FLOATS));
+        }
+        let mut lanes = [s.splat(0.0); REGISTERS];
+        for (r, lanes) in lanes.iter_mut().enumerate() {
+            let at = b.at.wrapping_add(pair * b.step + r * S::LANES);
+            // SAFETY: row `pair < pairs`, which the caller gives.
+            *lanes = unsafe { s.load(at) };
+            s.prefetch(at.wrapping_add(FETCH_AHEAD * b.step));
+        }
+        // SAFETY: `2 * pair < k`.
+        unsafe { add_multiples(s, &mut tile, a, 2 * pair, lanes.map(|lanes| s.lower_bfloat16(lanes))) };
+        if 2 * pair + 1 < k {
+            // SAFETY: `2 * pair + 1 < k`.
+            unsafe { add_multiples(s, &mut tile, a, 2 * pair + 1, lanes.map(|lanes| s.upper_bfloat16(lanes))) };
+        }
+    }
+    tile
 }
 
 /// How many lanes of register `r` are columns that exist. The registers of a panel but the last are full.

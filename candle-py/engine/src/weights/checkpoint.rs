@@ -7,6 +7,8 @@ use std::path::Path;
 use candle_core::safetensors::Load;
 use candle_core::{DType, Device, Tensor};
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorView};
 
 use crate::config::read_json;
@@ -97,8 +99,10 @@ impl Checkpoint {
     /// Reads one tensor and converts it to float32.
     pub fn read(&self, name: &str) -> Result<Tensor> {
         let header = self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))?;
-        let view = self.files[header.file].view(&header.stored_name)?;
-        Ok(view.load(&Device::Cpu)?.to_dtype(DType::F32)?)
+        let file = &self.files[header.file];
+        let tensor = file.view(&header.stored_name)?.load(&Device::Cpu)?.to_dtype(DType::F32)?;
+        file.let_go(&header.stored_name);
+        Ok(tensor)
     }
 }
 
@@ -116,6 +120,19 @@ impl MappedFile {
         let (header_len, metadata) =
             SafeTensors::read_metadata(&map).map_err(|error| Error::file(path, damage(&error)))?;
         Ok(Self { data_start: size_of::<u64>() + header_len, map, metadata })
+    }
+
+    /// Gives back the memory of a tensor's pages that were read: weights are not held twice while a model loads. They are
+    /// read again from the file where they are asked for again.
+    fn let_go(&self, name: &str) {
+        #[cfg(unix)]
+        if let Some(info) = self.metadata.info(name) {
+            let (start, end) = (self.data_start + info.data_offsets.0, self.data_start + info.data_offsets.1);
+            // SAFETY: the map is a private, read-only view of a file, so pages that are dropped come back with the same
+            // bytes; nothing borrows them here.
+            let advised = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+            drop(advised); // advice only: where the system does not take it, memory is held a little longer
+        }
     }
 
     fn view(&self, name: &str) -> Result<TensorView<'_>> {

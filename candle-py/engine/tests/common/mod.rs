@@ -67,7 +67,7 @@ pub fn load(dir: &Path) -> Engine {
 
 /// Loads with one instruction set.
 pub fn load_with(dir: &Path, isa: Isa) -> Engine {
-    Engine::load(dir, &LoadOptions { isa: Some(isa), threads: None }).unwrap()
+    Engine::load(dir, &LoadOptions { isa: Some(isa), ..LoadOptions::default() }).unwrap()
 }
 
 /// The error of a load, as text and hint.

@@ -1,0 +1,69 @@
+"""Every way the engine can compute, held to the references: each instruction set, and weights in bfloat16."""
+
+from __future__ import annotations
+
+import candle_py
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from engine_models import GOLDEN, cases, expected, minilm, ragged, tokenizer
+
+TOLERANCE = 2e-5
+MINILM_TOKENS = 256
+PATHS = ["scalar", "avx2", "avx512"]
+
+
+def load(model: object, cpu: str, dtype: str = "auto") -> candle_py.Engine:
+    """An engine on one instruction set; skips where the processor lacks it."""
+    if PATHS.index(cpu) > PATHS.index(candle_py.capabilities()["cpu"]):
+        pytest.skip(f"this machine has no {cpu}")
+    engine = candle_py.Engine.load(str(model), cpu=cpu, dtype=dtype)
+    assert engine.info["cpu"] == cpu
+    return engine
+
+
+def minilm_rows() -> tuple[list[list[int]], np.ndarray]:
+    """Token ids and the reference's vectors, float32 (rows, 384)."""
+    table = pq.read_table(GOLDEN / "minilm.parquet")
+    split = tokenizer(minilm(), MINILM_TOKENS)
+    return [split.encode(text).ids for text in table["text"].to_pylist()], np.array(table["embedding"].to_pylist())
+
+
+@pytest.mark.parametrize("cpu", PATHS)
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert"])
+def test_every_instruction_set_gives_the_references_hidden_states(name: str, cpu: str) -> None:
+    engine = load(GOLDEN / name, cpu)
+    hidden = engine.hidden_states(*ragged(cases(name)["ids"]))
+    np.testing.assert_allclose(hidden, expected(name, "hidden"), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("cpu", PATHS)
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999)])
+def test_every_path_gives_the_references_vectors_of_minilm(cpu: str, dtype: str, least: float) -> None:
+    rows, vectors = minilm_rows()
+    engine = load(minilm(), cpu, dtype)
+    found = np.asarray(engine.embed(*ragged(rows)))
+    cosines = (found * vectors).sum(1) / (np.linalg.norm(found, axis=1) * np.linalg.norm(vectors, axis=1))
+    assert cosines.min() >= least
+
+
+def test_bfloat16_halves_the_weights_and_says_so() -> None:
+    whole, half = (candle_py.Engine.load(minilm(), dtype=dtype).info for dtype in ("auto", "bfloat16"))
+    assert (whole["dtype"], half["dtype"]) == ("float32", "bfloat16")
+    assert whole["weight_bytes"] == 2 * half["weight_bytes"] == 4 * whole["parameters"]
+
+
+def test_bfloat16_vectors_are_bit_equal_alone_and_in_any_batch() -> None:
+    rows, _ = minilm_rows()
+    engine = candle_py.Engine.load(minilm(), dtype="bfloat16")
+    together = np.asarray(engine.embed(*ragged(rows)))
+    alone = np.concatenate([engine.embed(*ragged([row])) for row in rows])
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_instruction_sets_give_nearly_the_same_bfloat16_vectors() -> None:
+    rows, _ = minilm_rows()
+    best = PATHS.index(candle_py.capabilities()["cpu"])
+    found = [np.asarray(load(minilm(), cpu, "bfloat16").embed(*ragged(rows))) for cpu in PATHS[: best + 1]]
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=0, atol=TOLERANCE)
