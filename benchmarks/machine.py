@@ -49,7 +49,16 @@ def describe_machine() -> list[tuple[str, str]]:
 
 def peak_memory_bytes() -> int:
     """Largest resident size of this process so far, its children left out."""
+    return _status_bytes("VmHWM:")
+
+
+def resident_memory_bytes() -> int:
+    """Resident size of this process now, its children left out."""
+    return _status_bytes("VmRSS:")
+
+
+def _status_bytes(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(key):
             return int(line.split()[1]) * 1024
-    raise OSError("the kernel does not tell the peak resident size")
+    raise OSError(f"the kernel does not tell of this process: `{key}`")

@@ -11,6 +11,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -18,9 +19,13 @@ from rich.table import Table
 
 from benchmarks import sides, whole_jobs
 from benchmarks.machine import Spread, describe_machine, spread
+from benchmarks.random_bert import write_random_bert
 from benchmarks.texts import make_texts
+from jobs.spec import load_spec
+from workers.model.resolve import resolve_model
 
-ENGINE_ROWS = 2_000
+MINILM_ROWS = 1_000
+BERT_ROWS = 150
 MIB = 1 << 20
 WIDTH = 110  # the same table in a terminal, a file and a log
 Figures = dict[str, object]
@@ -38,33 +43,42 @@ class Bench:
         self.figures: Figures = {}
 
     def engine(self) -> None:
-        """Our engine next to its peers, start and memory included."""
-        texts = make_texts(self.scratch / "engine.parquet", min(self.rows, ENGINE_ROWS))
-        results = sides.compare_engines(texts, threads=self.threads, rounds=self.rounds, scratch=self.scratch)
-        table = Table(
-            title=f"engine: MiniLM, float32, {self.threads} threads, {results[0].tokens:,} tokens", title_justify="left"
-        )
-        for column in ("", "tokens/s", "ours is", "first vector s", "peak MiB", "largest difference"):
+        """Our engine next to its peers: two sizes of model, one and more threads, start and memory included."""
+        minilm = resolve_model(load_spec(sides.SPEC).model.source).path
+        bert = write_random_bert(minilm, self.scratch / "random-bert-base")
+        for name, model, rows in (("MiniLM", minilm, MINILM_ROWS), ("BERT-base-sized, random", bert, BERT_ROWS)):
+            texts = make_texts(self.scratch / f"engine-{rows}.parquet", min(self.rows, rows))
+            graph = sides.graft(model, self.scratch)
+            for threads in sorted({1, self.threads}):
+                results = sides.compare_engines(
+                    model, graph, texts, threads=threads, rounds=self.rounds, scratch=self.scratch
+                )
+                self._engine_table(f"{name}, {threads} thread{'s' * (threads > 1)}", results)
+
+    def _engine_table(self, title: str, results: dict[str, sides.Side]) -> None:
+        tokens = next(iter(results.values())).tokens
+        table = Table(title=f"engine: {title}, {tokens:,} tokens", title_justify="left")
+        for column in ("", "tokens/s", "first vector s", "MiB then", "peak MiB", "least cosine"):
             table.add_column(column, justify="left" if not column else "right")
-        ours = results[0].tokens_per_s.median
-        for side in results:
-            ratio = ours / side.tokens_per_s.median
+        for side in results.values():
             table.add_row(
                 side.name,
                 _shown(side.tokens_per_s),
-                f"{ratio:.2f}x",
                 f"{side.first_vector_s.median:.2f}",
+                f"{side.resident_bytes.median / MIB:,.0f}",
                 f"{side.peak_memory_bytes.median / MIB:,.0f}",
-                f"{side.difference:.1e}",
+                f"{side.least_cosine:.7f}",
             )
-            self.figures[f"engine.{side.name}"] = {
-                "tokens_per_s": side.tokens_per_s.values,
-                "ours_times_faster": ratio,
-                "first_vector_s": side.first_vector_s.values,
-                "peak_memory_bytes": side.peak_memory_bytes.values,
-                "difference": side.difference,
-            }
         self.console.print(table)
+        speed = {name: side.tokens_per_s.median for name, side in results.items()}
+        best = max(speed["ONNX Runtime float32"], speed["OpenVINO float32"])
+        ratios = {
+            "float32 of the faster float32 peer": speed["candelabra float32"] / best,
+            "bfloat16 of OpenVINO bfloat16": speed["candelabra bfloat16"] / speed["OpenVINO bfloat16"],
+        }
+        for name, ratio in ratios.items():
+            self.console.print(f"  {name}: {ratio:.2f}x", highlight=False)
+        self.figures[f"engine.{title}"] = {"ratios": ratios, **{name: asdict(side) for name, side in results.items()}}
 
     def job(self) -> None:
         """A whole job on Ray, one replica, next to the engine alone on the same rows."""
