@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import candle_py
 import numpy as np
 import pyarrow.parquet as pq
@@ -67,3 +69,23 @@ def test_instruction_sets_give_nearly_the_same_bfloat16_vectors() -> None:
     found = [np.asarray(load(minilm(), cpu, "bfloat16").embed(*ragged(rows))) for cpu in PATHS[: best + 1]]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=0, atol=TOLERANCE)
+
+
+def test_memory_stays_flat_over_ten_thousand_batches() -> None:
+    engine = candle_py.Engine.load(GOLDEN / "bert")
+    random = np.random.default_rng(5)
+    sizes = [(int(rows), int(tokens)) for rows, tokens in random.integers(1, 9, (1000, 2))]
+    batches = [
+        (random.integers(0, 100, rows * tokens).astype(np.uint32), np.arange(rows + 1, dtype=np.uint32) * tokens)
+        for rows, tokens in [*sizes, (64, 12)]
+    ]
+
+    def run(times: int) -> int:
+        for _ in range(times):
+            for ids, offsets in batches:
+                engine.embed(ids, offsets, pooling="mean")
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+    warm_kb = run(1)
+    assert run(10) - warm_kb < 2048
