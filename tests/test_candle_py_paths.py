@@ -87,5 +87,5 @@ def test_memory_stays_flat_over_ten_thousand_batches() -> None:
         status = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
 
-    warm_kb = run(1)
+    warm_kb = run(5)  # until the allocator has what it keeps
     assert run(10) - warm_kb < 2048
