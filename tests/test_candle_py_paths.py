@@ -71,7 +71,7 @@ def test_instruction_sets_give_nearly_the_same_bfloat16_vectors() -> None:
         np.testing.assert_allclose(other, found[0], rtol=0, atol=TOLERANCE)
 
 
-def test_memory_stays_flat_over_ten_thousand_batches() -> None:
+def test_memory_stays_flat_over_forty_thousand_batches() -> None:
     engine = candle_py.Engine.load(GOLDEN / "bert")
     random = np.random.default_rng(5)
     sizes = [(int(rows), int(tokens)) for rows, tokens in random.integers(1, 9, (1000, 2))]
@@ -87,5 +87,6 @@ def test_memory_stays_flat_over_ten_thousand_batches() -> None:
         status = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
 
-    warm_kb = run(5)  # until the allocator has what it keeps
-    assert run(10) - warm_kb < 2048
+    warm_kb = run(10)
+    grown_kb = run(40) - warm_kb
+    assert grown_kb < 8 * 1024  # 200 bytes a batch; the allocator moves by a few MiB either way
