@@ -29,8 +29,10 @@ pub(super) struct Linear<'a> {
     pub(super) weight: &'a PackedMatrix,
     pub(super) bias: Option<&'a [f32]>,
     pub(super) epilogue: Epilogue<'a>,
-    pub(super) out: &'a mut [f32],
+    /// Writable where `Kernels::linear_panels` says.
+    pub(super) out: *mut f32,
     pub(super) out_stride: usize,
+    pub(super) panels: Range<usize>,
 }
 
 impl Op for Linear<'_> {
@@ -42,13 +44,13 @@ impl Op for Linear<'_> {
     fn apply<S: Simd>(mut self, s: S) {
         let (panels, steps, k) = (self.weight.panels, self.weight.steps(), self.weight.k());
         let storage = self.weight.storage;
-        for index in 0..panels.count() {
+        for index in self.panels.clone() {
             let panel = panels.get(index);
             let width = panel.registers * S::LANES;
             let packed = &self.weight.floats()[panel.start * steps..][..width * steps];
             if storage == Storage::Bfloat16 && self.rows >= ROWS_WORTH_UNFOLDING {
                 UNFOLDED.with_borrow_mut(|lines| {
-                    lines.resize((k.next_multiple_of(2) * width).div_ceil(LINE_FLOATS), Line::ZEROS);
+                    lines.resize((k.next_multiple_of(2) * width).div_ceil(LINE_FLOATS), Line::ZERO);
                     s.run(Unfold { pairs: packed, width, to: floats_of_mut(lines) });
                     self.panel::<S>(s, panel, &floats_of(lines)[..width * k], Storage::Float32);
                 });
@@ -144,7 +146,7 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     };
     let weight = Right { at: weight[..width * steps].as_ptr(), step: width };
     let ahead = next_lines::<S>(op, panel, row);
-    prefetch_rows::<S, ROWS, REGISTERS>(s, op.out.as_ptr(), op.out_stride, panel, row);
+    prefetch_rows::<S, ROWS, REGISTERS>(s, op.out, op.out_stride, panel, row);
     if let Epilogue::Add(residual, stride) = op.epilogue {
         prefetch_rows::<S, ROWS, REGISTERS>(s, residual.as_ptr(), stride, panel, row);
     }
@@ -173,11 +175,13 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
         tile = unsafe { add_rows(s, tile, residual.as_ptr(), stride, panel.columns) };
     }
     let stride = op.out_stride;
-    let out = &mut op.out[row * stride + panel.start..][..(ROWS - 1) * stride + panel.columns];
-    // SAFETY: the slice holds the tile's rows.
-    unsafe { store_rows(s, tile, out.as_mut_ptr(), stride, panel.columns) };
-    if let Epilogue::Activation(activation) = op.epilogue {
-        activate_tile::<S, ROWS>(s, activation, out, stride, panel.columns);
+    let out = op.out.wrapping_add(row * stride + panel.start);
+    // SAFETY: the rows' part in this panel is writable, as the operation's caller says.
+    unsafe {
+        store_rows(s, tile, out, stride, panel.columns);
+        if let Epilogue::Activation(activation) = op.epilogue {
+            activate_tile::<S, ROWS>(s, activation, out, stride, panel.columns);
+        }
     }
 }
 

@@ -57,16 +57,16 @@ pub(super) struct Line([f32; LINE_FLOATS]);
 
 impl Line {
     /// A line of zeros.
-    pub(super) const ZEROS: Line = Line([0.0; LINE_FLOATS]);
+    pub(super) const ZERO: Line = Line([0.0; LINE_FLOATS]);
 }
 
-/// The floats of some lines.
+/// The floats of lines.
 pub(super) fn floats_of(lines: &[Line]) -> &[f32] {
     // SAFETY: a `Line` is 16 floats without padding, and the result borrows them.
     unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * LINE_FLOATS) }
 }
 
-/// The floats of some lines.
+/// The same, to be written.
 pub(super) fn floats_of_mut(lines: &mut [Line]) -> &mut [f32] {
     // SAFETY: as in `floats_of`, and the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_FLOATS) }
@@ -81,6 +81,29 @@ impl PackedMatrix {
     /// Input features.
     pub fn k(&self) -> usize {
         self.k
+    }
+
+    /// Parts that the outputs are computed in, see `Kernels::linear_panels`.
+    pub fn panel_count(&self) -> usize {
+        self.panels.count()
+    }
+
+    /// Copies row `row` of the weight, `k` numbers.
+    pub fn copy_row(&self, row: usize, to: &mut [f32]) {
+        assert!(row < self.n && to.len() == self.k, "no such row, or no room for it");
+        let steps = self.steps();
+        let panel = self.panels.find(row);
+        let width = panel.registers * self.panels.lanes;
+        let column = self.floats()[panel.start * steps + row - panel.start..].iter().step_by(width);
+        match self.storage {
+            Storage::Float32 => to.iter_mut().zip(column).for_each(|(to, from)| *to = *from),
+            Storage::Bfloat16 => {
+                for (to, pair) in to.chunks_mut(2).zip(column) {
+                    let halves = [pair.to_bits() << 16, pair.to_bits() & 0xffff_0000];
+                    to.iter_mut().zip(halves).for_each(|(to, bits)| *to = f32::from_bits(bits));
+                }
+            }
+        }
     }
 
     /// Rows of lanes in a panel: one of them holds two rows of k where the numbers are bfloat16.
@@ -115,7 +138,7 @@ impl Op for Pack<'_> {
         let panels = Panels::new(n, S::LANES, S::TILE_REGISTERS);
         let mut packed = PackedMatrix { isa, panels, storage, n, k, lines: Vec::new() };
         let steps = packed.steps();
-        packed.lines.resize(panels.packed_len(steps).div_ceil(LINE_FLOATS), Line::ZEROS);
+        packed.lines.resize(panels.packed_len(steps).div_ceil(LINE_FLOATS), Line::ZERO);
         let mut whole = Vec::new();
         for index in 0..panels.count() {
             let panel = panels.get(index);
@@ -182,6 +205,16 @@ impl Panels {
         let start = (index * self.narrow + index.min(self.wide_count)) * self.lanes;
         let registers = self.narrow + usize::from(index < self.wide_count);
         Panel { start, columns: (registers * self.lanes).min(self.columns - start), registers }
+    }
+
+    /// The panel that holds a column.
+    fn find(self, column: usize) -> Panel {
+        let register = column / self.lanes;
+        let wide = self.wide_count * (self.narrow + 1);
+        self.get(match register < wide {
+            true => register / (self.narrow + 1),
+            false => self.wide_count + (register - wide) / self.narrow,
+        })
     }
 
     /// Columns with their padding.

@@ -252,3 +252,23 @@ fn bfloat16_rounds_ties_to_even_and_keeps_what_is_not_a_number() {
         }
     }
 }
+
+#[test]
+fn a_row_is_copied_as_it_is_held() {
+    for kernels in every_kernels() {
+        for (n, k) in [(1, 1), (17, 5), (49, 33), (100, 64)] {
+            let weight = random(n * k, 23);
+            for (storage, round) in
+                [(Storage::Float32, (|value| value) as fn(f32) -> f32), (Storage::Bfloat16, rounded)]
+            {
+                let packed = kernels.pack(&weight, n, k, storage);
+                for row in 0..n {
+                    let mut out = vec![f32::NAN; k];
+                    packed.copy_row(row, &mut out);
+                    let want: Vec<f32> = weight[row * k..][..k].iter().copied().map(round).collect();
+                    assert_same_bits(&out, &want, &format!("{:?} {storage:?} {n} {k} {row}", kernels.isa()));
+                }
+            }
+        }
+    }
+}
