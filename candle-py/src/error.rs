@@ -15,11 +15,13 @@ pub fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     static MODEL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static INPUT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static DEVICE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static COMMUNICATOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static INTERNAL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let (cell, name) = match error {
         Error::Model { .. } => (&MODEL, "ModelError"),
         Error::Input { .. } => (&INPUT, "InputError"),
         Error::Device { .. } => (&DEVICE, "DeviceError"),
+        Error::Communicator { .. } => (&COMMUNICATOR, "CommunicatorError"),
         Error::Internal { .. } => (&INTERNAL, "InternalError"),
     };
     let class = match cell.import(py, "candle_py.errors", name) {

@@ -1,4 +1,4 @@
-//! What can go wrong, by who can mend it: the model's files, the caller's arguments, the device, or us.
+//! What can go wrong, by who can mend it: the model's files, the caller's arguments, the device, the other ranks, or us.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,6 +34,14 @@ pub enum Error {
         /// What to do next.
         hint: Option<String>,
     },
+    /// A rank of the group is gone, silent, a stranger or out of step.
+    #[error("{message}")]
+    Communicator {
+        /// What is wrong.
+        message: String,
+        /// What to do next.
+        hint: Option<String>,
+    },
     /// A fault of the engine itself.
     #[error("{message}")]
     Internal {
@@ -60,6 +68,11 @@ impl Error {
         Error::Device { message: message.into(), hint: None }
     }
 
+    /// A fault among the ranks of a group.
+    pub fn communicator(message: impl Into<String>) -> Self {
+        Error::Communicator { message: message.into(), hint: None }
+    }
+
     /// A fault of the engine itself.
     pub fn internal(message: impl Into<String>) -> Self {
         Error::Internal { message: message.into(), hint: None }
@@ -72,6 +85,7 @@ impl Error {
             Error::Model { hint, .. }
             | Error::Input { hint, .. }
             | Error::Device { hint, .. }
+            | Error::Communicator { hint, .. }
             | Error::Internal { hint, .. } => *hint = Some(next.into()),
         }
         self
@@ -83,6 +97,7 @@ impl Error {
             Error::Model { hint, .. }
             | Error::Input { hint, .. }
             | Error::Device { hint, .. }
+            | Error::Communicator { hint, .. }
             | Error::Internal { hint, .. } => hint.as_deref(),
         }
     }

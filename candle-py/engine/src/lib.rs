@@ -7,6 +7,7 @@
 mod backend;
 mod batch;
 mod blueprint;
+pub mod comm;
 mod config;
 pub mod cpu;
 mod engine;

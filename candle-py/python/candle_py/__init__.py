@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from candle_py._native import Array, Engine, capabilities, convert_pickle, inspect
-from candle_py.errors import DeviceError, EngineError, InputError, InternalError, ModelError
+from candle_py.errors import CommunicatorError, DeviceError, EngineError, InputError, InternalError, ModelError
 
 __all__ = [
     "Array",
+    "CommunicatorError",
     "DeviceError",
     "Engine",
     "EngineError",

@@ -1,10 +1,11 @@
 """What the engine raises, by who can mend it; the native module raises these classes.
 
 EngineError
-├── ModelError     the model's files or configuration: missing, damaged, or of a kind that is not supported
-├── InputError     token ids, offsets or options that are not valid for this model
-├── DeviceError    a device, dtype or instruction set that this build or machine does not have
-└── InternalError  a fault of the engine itself, panics included
+├── ModelError         the model's files or configuration: missing, damaged, or of a kind that is not supported
+├── InputError         token ids, offsets or options that are not valid for this model
+├── DeviceError        a device, dtype or instruction set that this build or machine does not have
+├── CommunicatorError  a rank of a tensor-parallel group is gone, silent, a stranger or out of step: start the group again
+└── InternalError      a fault of the engine itself, panics included
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class DeviceError(EngineError):
     """A device, dtype or instruction set was asked for that this build or machine does not have."""
 
     kind: ClassVar[str] = "device"
+
+
+class CommunicatorError(EngineError):
+    """A rank of a tensor-parallel group is gone, silent, a stranger or out of step; the group is over."""
+
+    kind: ClassVar[str] = "communicator"
 
 
 class InternalError(EngineError):

@@ -3,9 +3,13 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
+use candle_engine::comm::Tcp;
 use candle_engine::cpu::{Isa, Kernels};
 use candle_engine::{Engine, LoadOptions, Output, Ragged};
 use serde_json::{Value, json};
@@ -222,4 +226,17 @@ impl Folder {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         candle_core::safetensors::save(&tensors, path).unwrap();
     }
+}
+
+/// Runs `work` on every rank of a group of threads over loopback sockets; what each gave, in rank order.
+pub fn group<T: Send>(world: usize, timeout: Duration, work: impl Fn(Arc<Tcp>) -> T + Send + Sync) -> Vec<T> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = [listener.local_addr().unwrap().to_string()];
+    std::thread::scope(|scope| {
+        let (work, address) = (&work, &address);
+        let host = scope.spawn(move || work(Arc::new(Tcp::host(listener, world, "secret", timeout).unwrap())));
+        let follow = move |rank| work(Arc::new(Tcp::connect(rank, world, address, "secret", timeout).unwrap()));
+        let others: Vec<_> = (1..world).map(|rank| scope.spawn(move || follow(rank))).collect();
+        std::iter::once(host).chain(others).map(|rank| rank.join().unwrap()).collect()
+    })
 }
