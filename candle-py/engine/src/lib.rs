@@ -12,6 +12,7 @@ pub mod cpu;
 mod engine;
 mod error;
 mod features;
+pub mod generate;
 mod info;
 mod models;
 mod pickle;

@@ -135,6 +135,16 @@ impl Kernels {
         dispatch(self.isa, reduce::Softmax { row });
     }
 
+    /// The greatest number of a row, minus infinity when it is empty; NaNs are passed over.
+    pub fn greatest(&self, row: &[f32]) -> f32 {
+        dispatch(self.isa, reduce::Greatest { row })
+    }
+
+    /// `row = exp(row * factor)` in place for numbers that are not above 0, and the sum of that.
+    pub fn exponentials(&self, row: &mut [f32], factor: f32) -> f32 {
+        dispatch(self.isa, reduce::Exponentials { row, factor })
+    }
+
     /// Divides the row by its Euclidean norm (at least 1e-12, as torch's `normalize`); a zero row stays zero.
     pub fn l2_normalize(&self, row: &mut [f32]) {
         dispatch(self.isa, reduce::L2Normalize { row });
