@@ -53,7 +53,7 @@ pub trait StepModel: Send {
     /// Cache bytes of one block over all layers.
     fn block_bytes(&self) -> usize;
 
-    /// Makes the cache hold so many blocks. What it held is lost.
+    /// Gives the cache so many blocks; what the first of them hold stays.
     ///
     /// # Errors
     /// The memory is not there.
