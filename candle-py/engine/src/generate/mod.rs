@@ -176,6 +176,7 @@ impl<M: StepModel> Generator<M> {
     pub fn stats(&self) -> Stats {
         let blocks = &self.scheduler.blocks;
         Stats {
+            block_bytes: self.model.block_bytes(),
             blocks: blocks.total(),
             held_blocks: blocks.total() - blocks.available(),
             kept_blocks: blocks.kept(),

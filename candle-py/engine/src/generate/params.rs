@@ -195,6 +195,8 @@ pub struct Stats {
     pub mask_s: f64,
     /// Seconds of choosing tokens.
     pub sampling_s: f64,
+    /// Bytes of a cache block.
+    pub block_bytes: usize,
     /// Cache blocks in all.
     pub blocks: usize,
     /// Blocks that requests hold.
