@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from candle_py._native import Array, Engine, capabilities, convert_pickle, inspect
+from candle_py._native import Array, Engine, Event, Generator, capabilities, convert_pickle, inspect
 from candle_py.errors import CommunicatorError, DeviceError, EngineError, InputError, InternalError, ModelError
 
 __all__ = [
@@ -11,6 +11,8 @@ __all__ = [
     "DeviceError",
     "Engine",
     "EngineError",
+    "Event",
+    "Generator",
     "InputError",
     "InternalError",
     "ModelError",
