@@ -1,16 +1,22 @@
 //! `Engine` and the module's functions: arguments in, engine calls without the GIL, results and facts out.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use candle_engine::cpu::{Isa, Storage};
-use candle_engine::{EmbedOptions, Error, Info, LoadOptions, Pooling, Ragged};
+use candle_engine::{EmbedOptions, Error, Info, LoadOptions, Pooling, Ragged, Slice, catching_panics};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::Array;
+use crate::communicator::TcpCommunicator;
 use crate::error::{detached, to_python};
 use crate::generator::Generator;
 use crate::inputs::{natural, numbers, optional_numbers};
+
+/// How long an interrupt may wait for a thread that follows another rank.
+const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
 
 /// A loaded model, ready to run on any thread; the GIL is released while it loads and runs.
 #[pyclass(frozen, module = "candle_py")]
@@ -30,13 +36,17 @@ impl Engine {
         dtype: &str,
         threads: Option<i64>,
         cpu: Option<&str>,
-        communicator: Option<Bound<'_, PyAny>>,
+        communicator: Option<PyRef<'_, TcpCommunicator>>,
     ) -> PyResult<Self> {
-        let storage = check_placement(device, dtype, communicator.is_some()).map_err(|error| to_python(py, &error))?;
+        let storage = check_placement(device, dtype).map_err(|error| to_python(py, &error))?;
         let options = LoadOptions {
             threads: threads.map(|threads| natural(py, "threads", threads)).transpose()?,
             isa: cpu.map(instruction_set).transpose().map_err(|error| to_python(py, &error))?,
             storage,
+            communicator: communicator
+                .map(|communicator| communicator.take())
+                .transpose()
+                .map_err(|error| to_python(py, &error))?,
         };
         let engine = detached(py, || candle_engine::Engine::load(&model_dir, &options))?;
         Ok(Self { engine })
@@ -48,6 +58,9 @@ impl Engine {
         let info = facts(py, self.engine.info())?;
         info.set_item("dtype", self.engine.storage().name())?;
         info.set_item("threads", self.engine.threads())?;
+        let (rank, world) = self.engine.rank_and_world();
+        info.set_item("rank", rank)?;
+        info.set_item("world", world)?;
         info.set_item("cpu", self.engine.isa().name())?;
         Ok(info)
     }
@@ -130,6 +143,40 @@ impl Engine {
         Generator::new(py, &self.engine, max_rows, cache_bytes, step_tokens)
     }
 
+    /// Computes this rank's part of what the engine of rank 0 is asked for, until that is closed.
+    fn follow(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let (told, over) = channel();
+            std::thread::scope(|scope| {
+                scope.spawn(move || told.send(catching_panics(|| self.engine.follow())));
+                let mut interrupt = None;
+                loop {
+                    match over.recv_timeout(BETWEEN_SIGNALS) {
+                        Ok(result) => return Ok((result, interrupt)),
+                        Err(RecvTimeoutError::Disconnected) => return Err(Error::internal("a thread is gone")),
+                        Err(RecvTimeoutError::Timeout) => {}
+                    }
+                    if interrupt.is_none()
+                        && let Err(error) = Python::attach(|py| py.check_signals())
+                    {
+                        interrupt = Some(error);
+                        self.engine.abort("a rank was interrupted");
+                    }
+                }
+            })
+        })
+        .and_then(|(result, interrupt)| match interrupt {
+            Some(interrupt) => Ok(Err(interrupt)),
+            None => result.map(Ok),
+        })
+        .map_err(|error| to_python(py, &error))?
+    }
+
+    /// Ends the work of all ranks.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || self.engine.close())
+    }
+
     fn __repr__(&self) -> String {
         let info = self.engine.info();
         format!("Engine({}, hidden_size={}, layers={})", info.architecture, info.hidden_size, info.layers)
@@ -143,6 +190,24 @@ pub fn inspect<'py>(py: Python<'py>, model_dir: PathBuf, pooling: &str) -> PyRes
     let pooling = pooling_named(pooling).map_err(|error| to_python(py, &error))?;
     let info = detached(py, || candle_engine::inspect(&model_dir, pooling.as_ref()))?;
     facts(py, &info)
+}
+
+/// The part of every tensor that a rank loads: None, or the axis and the places on it; a whole tensor has no axis.
+#[pyfunction]
+pub fn inspect_rank<'py>(py: Python<'py>, model_dir: PathBuf, rank: i64, world: i64) -> PyResult<Bound<'py, PyDict>> {
+    let (rank, world) = (natural(py, "rank", rank)?, natural(py, "world", world)?);
+    let slices = detached(py, || candle_engine::inspect_rank(&model_dir, rank, world))?;
+    let found = PyDict::new(py);
+    for (name, slice) in slices {
+        let part = match slice {
+            Slice::Nothing => None,
+            Slice::Whole => Some((None, 0, 0)),
+            Slice::Rows(rows) => Some((Some(0), rows.start, rows.end)),
+            Slice::Columns(columns) => Some((Some(1), columns.start, columns.end)),
+        };
+        found.set_item(name, part)?;
+    }
+    Ok(found)
 }
 
 /// What this build and this machine can do.
@@ -195,8 +260,8 @@ impl Batch {
     }
 }
 
-/// Refuses a device, dtype or communicator that this build does not have.
-fn check_placement(device: &str, dtype: &str, has_communicator: bool) -> Result<Storage, Error> {
+/// Refuses a device or dtype that this build does not have.
+fn check_placement(device: &str, dtype: &str) -> Result<Storage, Error> {
     let kind = device.split(':').next().unwrap_or_default();
     match (kind, device) {
         ("cpu", "cpu") | ("auto", "auto") => {}
@@ -217,9 +282,6 @@ fn check_placement(device: &str, dtype: &str, has_communicator: bool) -> Result<
             return Err(Error::input(format!("dtype is not known: `{dtype}`")).with_hint("auto, float32 or bfloat16"));
         }
     };
-    if has_communicator {
-        return Err(Error::device("this build has no tensor parallelism: `communicator`").with_hint("leave it None"));
-    }
     Ok(storage)
 }
 

@@ -2,6 +2,7 @@
 
 mod arrays;
 mod arrow;
+mod communicator;
 mod engine;
 mod error;
 mod generator;
@@ -16,7 +17,9 @@ mod _native {
     #[pymodule_export]
     use crate::arrays::Array;
     #[pymodule_export]
-    use crate::engine::{Engine, capabilities, convert_pickle, inspect};
+    use crate::communicator::TcpCommunicator;
+    #[pymodule_export]
+    use crate::engine::{Engine, capabilities, convert_pickle, inspect, inspect_rank};
     #[pymodule_export]
     use crate::generator::{Event, Generator};
 }

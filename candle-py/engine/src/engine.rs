@@ -1,27 +1,27 @@
-//! The engine: a loaded model and the threads that run it. Takes token ids; knows nothing of text.
+//! The engine: a loaded model, or a rank's part of one, and the threads that run it. Takes token ids; knows nothing of text.
+
+mod follow;
+mod forward;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::{After, Backend, CpuBackend};
-use crate::batch::{Chunk, Ragged};
+use crate::batch::Ragged;
 use crate::blueprint::{Blueprint, DENSE_LAYER};
-use crate::config::SentenceModule;
+use crate::comm::Communicator;
+use crate::config::{NetworkConfig, SentenceModule};
 use crate::cpu::{Activation, Isa, Kernels, Storage};
 use crate::error::{Error, Result};
-use crate::info::Info;
+use crate::group::Group;
+use crate::info::{Info, not_split};
 use crate::models::{Classifier, Decoder, Network, Scratch};
+use crate::orders::Wanted;
 use crate::pooling::Pooling;
 use crate::session::DecoderSession;
+use crate::shard::Shard;
 use crate::weights::{Layers, Loader, Source};
 use crate::workers::{Workers, available_threads};
-
-/// Tokens that one thread carries through the network at a time: enough to use a weight well while it is in the cache,
-/// few enough for the activations to stay there too.
-const CHUNK_TOKENS: usize = 256;
-
-/// Fewer tokens are not worth a thread of their own.
-const LEAST_CHUNK_TOKENS: usize = 64;
 
 /// How to load a model.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +32,9 @@ pub struct LoadOptions {
     pub isa: Option<Isa>,
     /// How weights are held; float32 by default. Arithmetic is float32 either way.
     pub storage: Storage,
+    /// The ranks that a decoder is split over, of which this process is one. All load it with the same options; then the
+    /// engine of rank 0 is asked, and the others [follow](Engine::follow). None for the whole model here.
+    pub communicator: Option<Arc<dyn Communicator>>,
 }
 
 /// How to make embeddings; `None` is what the model's files say.
@@ -82,6 +85,7 @@ pub struct Engine {
     classifier: Option<Classifier<CpuBackend>>,
     modules: Vec<Module<CpuBackend>>,
     workers: Arc<Workers<Scratch<<CpuBackend as Backend>::Buffer>>>,
+    group: Option<Arc<Group>>,
 }
 
 impl Engine {
@@ -89,8 +93,17 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Model`] when the folder does not hold a whole model of a supported kind, before anything is allocated;
-    /// [`Error::Device`] when the machine lacks the instruction set; [`Error::Input`] for zero threads.
+    /// [`Error::Device`] when the machine lacks the instruction set; [`Error::Input`] for zero threads, and for a model
+    /// that cannot be split over the ranks; [`Error::Communicator`] when a rank fails to load it, on all others.
     pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self> {
+        let result = Self::load_part(dir, options);
+        if let (Some(communicator), Err(error)) = (&options.communicator, &result) {
+            communicator.abort(&format!("rank {} has not loaded the model: {error}", communicator.rank()));
+        }
+        result
+    }
+
+    fn load_part(dir: &Path, options: &LoadOptions) -> Result<Self> {
         let threads = match options.threads {
             Some(0) => return Err(Error::input("threads must be at least 1: `0`")),
             given => given.unwrap_or(usize::MAX).min(available_threads()),
@@ -103,17 +116,35 @@ impl Engine {
         let blueprint = Blueprint::read(dir)?;
         let mut info = Info::of(&blueprint);
         info.weight_bytes = info.parameters * options.storage.size_bytes();
-        let backend = CpuBackend::new(kernels, options.storage);
+        let mut backend = CpuBackend::new(kernels, options.storage);
+        let communicator = options.communicator.clone().filter(|communicator| communicator.world() > 1);
+        if let Some(communicator) = &communicator {
+            backend = backend.within(Arc::clone(communicator));
+        }
         let Blueprint { config, prefix, checkpoint, .. } = &blueprint;
         let mut loader = Loader::new(checkpoint, &backend);
-        let network = Arc::new(Network::build(&config.network, prefix, &mut loader)?);
+        let network = match (&config.network, &communicator) {
+            (network, None) => Network::build(network, prefix, &mut loader)?,
+            (NetworkConfig::Decoder(whole), Some(communicator)) => {
+                let shard = Shard { rank: communicator.rank(), world: communicator.world() };
+                let part = NetworkConfig::Decoder(whole.split(shard)?);
+                loader = loader.of_part(whole, shard);
+                Network::build(&part, prefix, &mut loader)?
+            }
+            _ => return Err(not_split(&config.architecture)),
+        };
+        let network = Arc::new(network);
         let classifier = match &config.labels {
             Some(labels) => Some(Classifier::build(&config.network, prefix, labels.names.len(), &mut loader)?),
             None => None,
         };
         let modules = load_modules(&blueprint, &backend)?;
         let workers = Arc::new(Workers::new(threads)?);
-        Ok(Self { info, isa, storage: options.storage, threads, backend, network, classifier, modules, workers })
+        let group = communicator.map(|communicator| Arc::new(Group::new(communicator)));
+        if let Some(group) = &group {
+            group.compare(&format!("{:?} {:?} {}", config.network, info, options.storage.name()))?;
+        }
+        Ok(Self { info, isa, storage: options.storage, threads, backend, network, classifier, modules, workers, group })
     }
 
     /// The model's facts.
@@ -144,10 +175,11 @@ impl Engine {
         let width = self.info.hidden_size;
         self.run(
             batch,
-            width,
+            (width, Wanted::Hidden),
             |chunk| chunk.ids().len(),
             |backend, _, scratch, out| {
                 backend.read(&scratch.hidden, width, out);
+                Ok(())
             },
         )
     }
@@ -166,7 +198,7 @@ impl Engine {
         let width = self.embedding_width(pooling, options.dimensions)?;
         let mut output = self.run(
             batch,
-            width,
+            (width, Wanted::Hidden),
             |chunk| chunk.rows(),
             |backend, chunk, scratch, out| {
                 let [pooled, other] = &mut scratch.pooled;
@@ -181,6 +213,7 @@ impl Engine {
                     }
                 }
                 backend.read(pooled, width, out);
+                Ok(())
             },
         )?;
         if normalize {
@@ -199,11 +232,12 @@ impl Engine {
         };
         self.run(
             batch,
-            labels.len(),
+            (labels.len(), Wanted::Hidden),
             |chunk| chunk.rows(),
             |backend, chunk, scratch, out| {
                 let logits = classifier.forward(backend, chunk, scratch);
                 backend.read(logits, labels.len(), out);
+                Ok(())
             },
         )
     }
@@ -213,13 +247,12 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the batch does not fit the model or the model is no language model.
     pub fn logits(&self, batch: &Ragged<'_>) -> Result<Output> {
-        let head = self.language_head()?;
-        let width = self.info.vocab_size;
+        let decoder = self.language_model()?;
         self.run(
             batch,
-            width,
+            (self.info.vocab_size, Wanted::Logits),
             |chunk| chunk.ids().len(),
-            |backend, chunk, scratch, out| backend.project_out(head, &scratch.hidden, 0..chunk.ids().len(), out),
+            |backend, chunk, scratch, out| decoder.logits(backend, &scratch.hidden, 0..chunk.ids().len(), out),
         )
     }
 
@@ -229,20 +262,12 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the batch does not fit the model or the model is no language model.
     pub fn token_logprobs(&self, batch: &Ragged<'_>) -> Result<Output> {
-        let head = self.language_head()?;
+        let decoder = self.language_model()?;
         self.run(
             batch,
-            1,
+            (1, Wanted::LogProbabilities),
             |chunk| chunk.ids().len(),
-            |backend, chunk, scratch, out| {
-                let Scratch { hidden, inner, .. } = scratch;
-                for bounds in chunk.offsets().windows(2) {
-                    let (first, last) = (bounds[0], bounds[1] - 1);
-                    out[first] = 0.0;
-                    let targets = &chunk.ids()[first + 1..=last];
-                    backend.log_probabilities(head, hidden, first..last, targets, inner, &mut out[first + 1..=last]);
-                }
-            },
+            |backend, chunk, scratch, out| decoder.log_probabilities(backend, chunk, scratch, out),
         )
     }
 
@@ -252,19 +277,23 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the model is no language model.
     pub fn session(&self) -> Result<DecoderSession> {
-        self.language_head()?;
-        DecoderSession::new(
-            &self.info,
-            Arc::clone(&self.network),
-            self.backend,
-            Arc::clone(&self.workers),
-            self.threads,
-        )
+        let session = self.local_session()?;
+        match &self.group {
+            Some(group) => session.leading(group),
+            None => Ok(session),
+        }
     }
 
-    /// The layer that gives logits.
-    fn language_head(&self) -> Result<&<CpuBackend as Layers>::Linear> {
-        self.network.decoder().and_then(Decoder::head).ok_or_else(|| {
+    /// A session on this rank alone.
+    fn local_session(&self) -> Result<DecoderSession> {
+        self.language_model()?;
+        let (network, workers) = (Arc::clone(&self.network), Arc::clone(&self.workers));
+        DecoderSession::new(&self.info, network, &self.backend, workers, self.threads)
+    }
+
+    /// The decoder, which has a head.
+    fn language_model(&self) -> Result<&Decoder<CpuBackend>> {
+        self.network.decoder().filter(|decoder| decoder.head().is_some()).ok_or_else(|| {
             Error::input(format!("model has no language model head: `{}`", self.info.architecture))
                 .with_hint("generation and scoring need a model whose architecture ends with ForCausalLM")
         })
@@ -282,41 +311,6 @@ impl Engine {
             None => Ok(whole),
         }
     }
-
-    /// Runs the network over the batch, chunk by chunk; `finish` writes a chunk's rows, `rows_of` says how many.
-    fn run(
-        &self,
-        batch: &Ragged<'_>,
-        width: usize,
-        rows_of: impl Fn(&Chunk<'_>) -> usize,
-        finish: impl Fn(&CpuBackend, &Chunk<'_>, &mut Scratch<<CpuBackend as Backend>::Buffer>, &mut [f32]) + Send + Sync,
-    ) -> Result<Output> {
-        batch.check(&self.info.limits())?;
-        let chunks = batch.chunks(|left| next_chunk_tokens(left, self.threads));
-        let mut data = vec![0.0; chunks.iter().map(&rows_of).sum::<usize>() * width];
-        let mut rest = data.as_mut_slice();
-        let mut work = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
-            let (out, later) = rest.split_at_mut(rows_of(&chunk) * width);
-            rest = later;
-            work.push((chunk, out));
-        }
-        let backend = self.backend.spread(work.len() < self.threads);
-        self.workers.run(work, |(chunk, out), scratch| {
-            self.network.forward(&backend, &chunk, scratch);
-            finish(&backend, &chunk, scratch, out);
-        });
-        let is_bad = |row: &[f32]| row.iter().any(|value| !value.is_finite());
-        let bad_rows =
-            data.chunks_exact(width).enumerate().filter(|(_, row)| is_bad(row)).map(|(row, _)| row).collect();
-        Ok(Output { data, width, bad_rows })
-    }
-}
-
-/// Tokens of the next chunk where `left` are left: full chunks first, smaller ones towards the end, so that no thread
-/// waits long for the last one of another (guided self-scheduling, Polychronopoulos and Kuck 1987).
-fn next_chunk_tokens(left: usize, threads: usize) -> usize {
-    if threads == 1 { CHUNK_TOKENS } else { left.div_ceil(2 * threads).clamp(LEAST_CHUNK_TOKENS, CHUNK_TOKENS) }
 }
 
 /// The modules after the pooling, without a norm at the end, which the caller may ask for or not.

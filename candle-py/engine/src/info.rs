@@ -1,5 +1,6 @@
 //! What there is to know of a model, from its files alone.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::batch::Limits;
@@ -7,6 +8,7 @@ use crate::blueprint::Blueprint;
 use crate::config::{LanguageHead, SentenceModule};
 use crate::error::{Error, Result};
 use crate::pooling::Pooling;
+use crate::shard::{Shard, Slice};
 
 /// A model's facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,4 +139,28 @@ pub fn inspect(dir: &Path, pooling: Option<&Pooling>) -> Result<Info> {
             Ok(Info { pooling: Some(pooling.clone()), embedding_dim, ..info })
         }
     }
+}
+
+/// The part of every tensor of a decoder that rank `rank` of `world` loads, by the tensors' names; checks as a load does,
+/// and reads no weights.
+///
+/// # Errors
+/// As of [`inspect`]; [`Error::Input`] for a model that cannot be split so.
+pub fn inspect_rank(dir: &Path, rank: usize, world: usize) -> Result<BTreeMap<String, Slice>> {
+    if rank >= world {
+        return Err(Error::input(format!("rank must be below the world of {world}: `{rank}`")));
+    }
+    let blueprint = Blueprint::read(dir)?;
+    let decoder = blueprint.config.network.decoder();
+    let whole = decoder.ok_or_else(|| not_split(&blueprint.config.architecture))?;
+    let shard = Shard { rank, world };
+    whole.split(shard)?;
+    let names = blueprint.checkpoint.tensors().keys();
+    Ok(names.map(|name| (name.clone(), whole.slice(name, shard))).collect())
+}
+
+/// The error for a model that ranks cannot share.
+pub(crate) fn not_split(architecture: &str) -> Error {
+    Error::input(format!("only decoders are split over ranks: `{architecture}`"))
+        .with_hint("run encoders side by side, each whole")
 }

@@ -14,13 +14,16 @@ mod engine;
 mod error;
 mod features;
 pub mod generate;
+mod group;
 mod info;
 mod kv_cache;
 mod models;
+mod orders;
 mod pickle;
 mod pooling;
 mod rotary;
 mod session;
+mod shard;
 mod weights;
 mod workers;
 
@@ -28,10 +31,11 @@ pub use batch::Ragged;
 pub use engine::{EmbedOptions, Engine, LoadOptions, Output};
 pub use error::{Error, Result, catching_panics};
 pub use features::cpu_features;
-pub use info::{Info, inspect};
+pub use info::{Info, inspect, inspect_rank};
 pub use pickle::{Converted, convert_pickle};
 pub use pooling::{Pooling, PoolingMode};
 pub use session::DecoderSession;
+pub use shard::Slice;
 pub use workers::available_threads;
 
 /// The version of Candle that the engine is built on.

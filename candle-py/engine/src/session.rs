@@ -1,5 +1,6 @@
 //! A decoder that generates: the network with a paged cache of keys and values. Runs the steps that it is given; which
-//! sequences enter, and which blocks they hold, is the scheduler's.
+//! sequences enter, and which blocks they hold, is the scheduler's. Where the model is split over ranks, rank 0's session
+//! has one of the same number follow it on every other rank.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,9 +9,11 @@ use crate::backend::{Backend, CpuBackend};
 use crate::cpu::PageShape;
 use crate::error::{Error, Result};
 use crate::generate::{BLOCK_TOKENS, Logits, StepBatch, StepModel, StepSequence};
+use crate::group::Group;
 use crate::info::Info;
 use crate::kv_cache::{PagedCache, targets};
-use crate::models::{Decoder, Network, Scratch};
+use crate::models::{Network, Scratch};
+use crate::orders::Order;
 use crate::workers::Workers;
 
 type Buffer = <CpuBackend as Backend>::Buffer;
@@ -24,17 +27,27 @@ pub struct DecoderSession {
     max_positions: usize,
     cache: PagedCache,
     scratch: Scratch<Buffer>,
+    lead: Option<Lead>,
+}
+
+/// The sessions on other ranks that follow this one.
+struct Lead {
+    group: Arc<Group>,
+    session: u32,
+    /// Blocks that were copied since they last heard.
+    copies: Vec<[u32; 2]>,
 }
 
 impl DecoderSession {
     pub(crate) fn new(
         info: &Info,
         network: Arc<Network<CpuBackend>>,
-        backend: CpuBackend,
+        backend: &CpuBackend,
         workers: Arc<Workers<Scratch<Buffer>>>,
         threads: usize,
     ) -> Result<Self> {
-        let shape = PageShape { kv_heads: info.kv_heads, head_dim: info.head_dim };
+        let decoder = network.decoder().ok_or_else(no_decoder)?;
+        let shape = PageShape { kv_heads: decoder.kv_heads(), head_dim: info.head_dim };
         Ok(Self {
             network,
             backend: backend.spread(threads > 1),
@@ -43,11 +56,45 @@ impl DecoderSession {
             max_positions: info.max_positions,
             cache: PagedCache::new(info.layers, shape),
             scratch: Scratch::default(),
+            lead: None,
         })
     }
 
+    /// The same with sessions on all other ranks that follow it.
+    pub(crate) fn leading(mut self, group: &Arc<Group>) -> Result<Self> {
+        let session = group.open()?;
+        self.lead = Some(Lead { group: Arc::clone(group), session, copies: Vec::new() });
+        Ok(self)
+    }
+
+    /// Runs a batch that is known to fit, on this rank.
+    pub(crate) fn compute(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()> {
+        let Self { network, backend, workers, cache, scratch, .. } = self;
+        let decoder = network.decoder().ok_or_else(no_decoder)?;
+        let wanted = wanted_rows(&batch.sequences);
+        logits.resize(wanted.len() * self.vocab_size, 0.0);
+        let used = batch.sequences.iter().flat_map(|sequence| &sequence.blocks).max();
+        cache.touch(used.map_or(0, |block| *block as usize + 1));
+        workers.install(|| {
+            decoder.step(backend, &batch.tokens, &batch.sequences, cache, scratch)?;
+            let Scratch { hidden, other, .. } = scratch;
+            backend.pick(hidden, &wanted, other);
+            decoder.logits(backend, other, 0..wanted.len(), logits)
+        })
+    }
+
+    /// Gives this rank's cache so many blocks.
+    pub(crate) fn resize(&mut self, blocks: usize) -> Result<()> {
+        self.cache.resize(blocks)
+    }
+
+    /// Copies blocks of this rank's cache.
+    pub(crate) fn copy(&mut self, copies: &[[u32; 2]]) {
+        copies.iter().for_each(|[from, to]| self.cache.copy(*from as usize, *to as usize));
+    }
+
     /// Checks a batch whole, before any of it is computed.
-    fn check(&self, batch: &StepBatch) -> Result<()> {
+    pub(crate) fn check(&self, batch: &StepBatch) -> Result<()> {
         let mut next = 0;
         for (index, sequence) in batch.sequences.iter().enumerate() {
             let StepSequence { tokens, start, blocks, .. } = sequence;
@@ -106,32 +153,44 @@ impl StepModel for DecoderSession {
     }
 
     fn resize_cache(&mut self, blocks: usize) -> Result<()> {
-        self.cache.resize(blocks)
+        let Some(mut lead) = self.lead.take() else { return self.resize(blocks) };
+        let order =
+            Order::Resize { session: lead.session, copies: std::mem::take(&mut lead.copies), blocks: blocks as u64 };
+        let result = lead.group.lead(&order, || lead.group.agree(self.resize(blocks)));
+        self.lead = Some(lead);
+        let result = result.flatten();
+        if result.is_err() {
+            self.resize(0)?;
+        }
+        result
     }
 
     fn step(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()> {
         self.check(batch)?;
-        let Self { network, backend, workers, cache, scratch, .. } = self;
-        let head = network.decoder().and_then(|decoder| Some((decoder, decoder.head()?)));
-        let (decoder, head): (&Decoder<_>, _) = head.ok_or_else(|| Error::internal("a session without a head"))?;
-        let wanted = wanted_rows(&batch.sequences);
-        logits.resize(wanted.len() * self.vocab_size, 0.0);
         if batch.tokens.is_empty() {
+            logits.clear();
             return Ok(());
         }
-        let used = batch.sequences.iter().flat_map(|sequence| &sequence.blocks).max();
-        cache.touch(used.map_or(0, |block| *block as usize + 1));
-        workers.install(|| {
-            decoder.step(backend, &batch.tokens, &batch.sequences, cache, scratch);
-            let Scratch { hidden, other, .. } = scratch;
-            backend.pick(hidden, &wanted, other);
-            backend.project_out(head, other, 0..wanted.len(), logits);
-        });
-        Ok(())
+        let Some(mut lead) = self.lead.take() else { return self.compute(batch, logits) };
+        let copies = std::mem::take(&mut lead.copies);
+        let order = Order::Step { session: lead.session, copies, batch: batch.clone() };
+        let result = lead.group.lead(&order, || self.compute(batch, logits));
+        self.lead = Some(lead);
+        result
     }
 
     fn copy_block(&mut self, from: u32, to: u32) {
-        self.cache.copy(from as usize, to as usize);
+        self.copy(&[[from, to]]);
+        if let Some(lead) = &mut self.lead {
+            lead.copies.push([from, to]);
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        // Where the group is over, nobody is left to be told.
+        drop(self.group.lead(&Order::Drop(self.session), || Ok(())));
     }
 }
 
@@ -140,6 +199,10 @@ impl fmt::Debug for DecoderSession {
         let blocks = self.cache.blocks();
         formatter.debug_struct("DecoderSession").field("vocab_size", &self.vocab_size).field("blocks", &blocks).finish()
     }
+}
+
+fn no_decoder() -> Error {
+    Error::internal("a session without a decoder")
 }
 
 /// The rows of the batch whose logits are wanted.

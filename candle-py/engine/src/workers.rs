@@ -42,6 +42,14 @@ impl<S: Default + Send> Workers<S> {
         }
     }
 
+    /// Runs `work` on one item after the other inside the pool, where it may spread itself.
+    pub fn run_in_order<T: Send>(&self, items: Vec<T>, work: impl Fn(T, &mut S) + Send + Sync) {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffers = idle.unwrap_or_default();
+        self.install(|| items.into_iter().for_each(|item| work(item, &mut buffers)));
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
+    }
+
     /// Runs `work` on every item inside the pool. The items are begun in their order, each by the next free thread.
     pub fn run<T: Send>(&self, items: Vec<T>, work: impl Fn(T, &mut S) + Send + Sync) {
         let queue = Mutex::new(items.into_iter());

@@ -3,11 +3,13 @@
 //! out the same either way.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use candle_core::{Storage as TensorStorage, Tensor};
 
 use super::rows::{Rows, by_rows, linear};
-use super::{After, Attention, Backend, cpu_attention};
+use super::{After, Attention, Backend, Targets, cpu_attention};
+use crate::comm::Communicator;
 use crate::cpu::{Activation, Epilogue, Kernels, PackedMatrix, Storage, bfloat16_bits};
 use crate::error::{Error, Result};
 use crate::generate::StepSequence;
@@ -20,11 +22,12 @@ use crate::weights::Layers;
 const LOGIT_ROWS: usize = 32;
 
 /// The CPU with the kernels of one instruction set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CpuBackend {
     kernels: Kernels,
     storage: Storage,
     spread: bool,
+    communicator: Option<Arc<dyn Communicator>>,
 }
 
 /// A table of rows.
@@ -42,6 +45,14 @@ enum Table {
 }
 
 impl Embedding {
+    fn rows(&self) -> usize {
+        let numbers = match &self.table {
+            Table::Float32(table) => table.len(),
+            Table::Bfloat16(table) => table.len(),
+        };
+        numbers.checked_div(self.width).unwrap_or(0)
+    }
+
     /// `out[i] = put(out[i], row[i])`.
     fn row(&self, id: u32, out: &mut [f32], put: impl Fn(&mut f32, f32)) {
         let start = id as usize * self.width;
@@ -55,6 +66,11 @@ impl Embedding {
             }
         }
     }
+}
+
+/// Where a token is among `count` places that begin with token `first`.
+fn place(id: u32, first: usize, count: usize) -> Option<usize> {
+    (id as usize).checked_sub(first).filter(|place| *place < count)
 }
 
 /// A packed matrix and its bias.
@@ -101,12 +117,17 @@ impl Layers for CpuBackend {
 impl CpuBackend {
     /// Computes with `kernels`, each call on one thread, and holds weights as `storage` says.
     pub fn new(kernels: Kernels, storage: Storage) -> Self {
-        Self { kernels, storage, spread: false }
+        Self { kernels, storage, spread: false, communicator: None }
     }
 
     /// The same, with calls spread over the threads of the pool that they are made in, or not.
-    pub fn spread(self, spread: bool) -> Self {
-        Self { spread, ..self }
+    pub fn spread(&self, spread: bool) -> Self {
+        Self { spread, ..self.clone() }
+    }
+
+    /// The same as a rank of a group.
+    pub fn within(self, communicator: Arc<dyn Communicator>) -> Self {
+        Self { communicator: Some(communicator), ..self }
     }
 }
 
@@ -163,11 +184,25 @@ impl Backend for CpuBackend {
         out.rows_mut().zip(ids).for_each(|(out, id)| table.row(*id, out, |out, value| *out += value));
     }
 
-    fn gather_weight(&self, linear: &Linear, ids: &[u32], out: &mut Rows) {
+    fn gather_part(&self, table: &Embedding, first: usize, ids: &[u32], out: &mut Rows) {
+        out.reshape(ids.len(), table.width);
+        for (out, id) in out.rows_mut().zip(ids) {
+            match place(*id, first, table.rows()) {
+                Some(row) => table.row(row as u32, out, |out, value| *out = value),
+                None => out.fill(0.0),
+            }
+        }
+    }
+
+    fn gather_weight(&self, linear: &Linear, first: usize, ids: &[u32], out: &mut Rows) {
         let width = linear.weight.k();
-        by_rows(self.spread, out.reshape(ids.len(), width), width, |first, out| {
-            let ids = &ids[first..];
-            out.chunks_exact_mut(width).zip(ids).for_each(|(out, id)| linear.weight.copy_row(*id as usize, out));
+        by_rows(self.spread, out.reshape(ids.len(), width), width, |start, out| {
+            for (out, id) in out.chunks_exact_mut(width).zip(&ids[start..]) {
+                match place(*id, first, linear.weight.n()) {
+                    Some(row) => linear.weight.copy_row(row, out),
+                    None => out.fill(0.0),
+                }
+            }
         });
     }
 
@@ -268,23 +303,39 @@ impl Backend for CpuBackend {
         linear(self.spread, self.kernels, x, weight, bias.as_deref(), Epilogue::None, out);
     }
 
-    fn log_probabilities(
+    fn log_sums(
         &self,
         head: &Linear,
         x: &Rows,
         rows: Range<usize>,
-        targets: &[u32],
+        targets: Targets<'_>,
         scratch: &mut Rows,
-        out: &mut [f32],
+        out: &mut [[f32; 2]],
     ) {
         let width = head.weight.n();
-        let blocks = rows.clone().step_by(LOGIT_ROWS).zip(targets.chunks(LOGIT_ROWS)).zip(out.chunks_mut(LOGIT_ROWS));
+        let Targets { ids, first: start } = targets;
+        let blocks = rows.clone().step_by(LOGIT_ROWS).zip(ids.chunks(LOGIT_ROWS)).zip(out.chunks_mut(LOGIT_ROWS));
         for ((first, targets), out) in blocks {
             let logits = scratch.reshape(targets.len(), width);
             self.project_out(head, x, first..first + targets.len(), logits);
             for ((row, target), out) in logits.chunks_exact_mut(width).zip(targets).zip(out) {
-                let logit = row[*target as usize];
-                *out = logit - self.kernels.log_sum_exp(row);
+                let logit = place(*target, start, width).map_or(0.0, |place| row[place]);
+                *out = [logit, self.kernels.log_sum_exp(row)];
+            }
+        }
+    }
+
+    fn reduce(&self, x: &mut Rows) -> Result<()> {
+        self.communicator.as_ref().map_or(Ok(()), |communicator| communicator.all_reduce_sum(&mut x.data))
+    }
+
+    fn gather_ranks(&self, own: &[f32], all: &mut Vec<f32>) -> Result<()> {
+        match &self.communicator {
+            Some(communicator) => communicator.all_gather(own, all),
+            None => {
+                all.clear();
+                all.extend_from_slice(own);
+                Ok(())
             }
         }
     }

@@ -41,8 +41,10 @@ pub trait Backend: Layers + Send + Sync {
     fn gather(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
     /// `out[i] += table[ids[i]]`.
     fn gather_add(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
-    /// `out[i] = weight[ids[i]]`: a linear layer read as a table.
-    fn gather_weight(&self, linear: &Self::Linear, ids: &[u32], out: &mut Self::Buffer);
+    /// `out[i] = table[ids[i] - first]`; zeros where the table has no such row.
+    fn gather_part(&self, table: &Self::Embedding, first: usize, ids: &[u32], out: &mut Self::Buffer);
+    /// The same of a linear layer's weight, read as a table.
+    fn gather_weight(&self, linear: &Self::Linear, first: usize, ids: &[u32], out: &mut Self::Buffer);
     /// `out = after(x @ weight^T + bias)`.
     fn project(&self, linear: &Self::Linear, x: &Self::Buffer, after: After<'_, Self::Buffer>, out: &mut Self::Buffer);
     /// Normalisation in place.
@@ -85,16 +87,36 @@ pub trait Backend: Layers + Send + Sync {
     fn read(&self, x: &Self::Buffer, width: usize, out: &mut [f32]);
     /// `out = x @ weight^T + bias` of some rows, on the host.
     fn project_out(&self, linear: &Self::Linear, x: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
-    /// The logarithm of the probability that the softmax of each of some rows' logits gives to its target.
-    fn log_probabilities(
+    /// Of each of some rows of logits: that of its target, whose place is `target - first` (0 where there is no such
+    /// place), and the logarithm of the sum of all logits' exponentials.
+    fn log_sums(
         &self,
         head: &Self::Linear,
         x: &Self::Buffer,
         rows: Range<usize>,
-        targets: &[u32],
+        targets: Targets<'_>,
         scratch: &mut Self::Buffer,
-        out: &mut [f32],
+        out: &mut [[f32; 2]],
     );
+    /// Sums a buffer over all ranks of the group that the backend computes in.
+    ///
+    /// # Errors
+    /// Those of the group.
+    fn reduce(&self, x: &mut Self::Buffer) -> Result<()>;
+    /// Joins the numbers of all ranks, in the order of the ranks.
+    ///
+    /// # Errors
+    /// Those of the group.
+    fn gather_ranks(&self, own: &[f32], all: &mut Vec<f32>) -> Result<()>;
+}
+
+/// Token ids, each wanted of one row; the first place is that of token `first`.
+#[derive(Clone, Copy, Debug)]
+pub struct Targets<'a> {
+    /// The ids.
+    pub ids: &'a [u32],
+    /// The token of the first place.
+    pub first: usize,
 }
 
 /// What follows a linear layer.

@@ -7,6 +7,7 @@ use super::{JsonObject, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, activation, check_heads
 use crate::cpu::Activation;
 use crate::error::Problems;
 use crate::rotary::{RotaryConfig, RotaryScaling};
+use crate::shard::Shard;
 
 /// A model type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,9 @@ pub struct DecoderConfig {
     pub rotary: RotaryConfig,
     /// Where logits come from; `None` for a model that gives none.
     pub head: Option<LanguageHead>,
+    /// Which part of the model the sizes are of; they are the whole model's where they come from its files. The
+    /// vocabulary's size is always the whole one's.
+    pub shard: Shard,
 }
 
 impl DecoderFamily {
@@ -119,6 +123,7 @@ impl DecoderConfig {
             head_norm: family == DecoderFamily::Qwen3,
             rotary,
             head: Some(if tied { LanguageHead::Tied } else { LanguageHead::Separate }),
+            shard: Shard::WHOLE,
         }
     }
 }

@@ -1,16 +1,21 @@
 //! Llama, Qwen2 and Qwen3: pre-norm layers with rotary positions, grouped heads, causal attention and gated
-//! feed-forwards. One body serves whole sequences and sequences whose beginning is in a cache.
+//! feed-forwards. One body serves whole sequences and sequences whose beginning is in a cache, and a rank's part of the
+//! model as well as all of it: the sum over the ranks of what it adds to the residual stream is the whole model's.
 //!
-//! Sources: Llama, arXiv:2302.13971; grouped heads, arXiv:2305.13245; Qwen2, arXiv:2407.10671; Qwen3, arXiv:2505.09388.
+//! Sources: Llama, arXiv:2302.13971; grouped heads, arXiv:2305.13245; Qwen2, arXiv:2407.10671; Qwen3, arXiv:2505.09388; ranks,
+//! arXiv:1909.08053.
+
+use std::ops::Range;
 
 use super::Scratch;
-use crate::backend::{After, Attention, Backend};
+use crate::backend::{After, Attention, Backend, Targets};
 use crate::batch::Chunk;
 use crate::config::{DecoderConfig, LanguageHead};
 use crate::cpu::Activation;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::generate::StepSequence;
 use crate::rotary::Rotary;
+use crate::shard::Shard;
 use crate::weights::{Layers, Source};
 
 /// The table whose name tells a checkpoint's prefix.
@@ -26,6 +31,9 @@ pub struct Decoder<L: Layers> {
     final_norm: L::Norm,
     activation: Activation,
     rotary: Rotary,
+    vocab_size: usize,
+    kv_heads: usize,
+    shard: Shard,
 }
 
 /// The token table, and the head that gives logits.
@@ -66,6 +74,9 @@ impl<L: Layers> Decoder<L> {
             final_norm: source.rms_norm(&format!("{prefix}norm"), hidden, config.norm_eps)?,
             activation: config.activation,
             rotary: Rotary::new(&config.rotary),
+            vocab_size,
+            kv_heads: config.kv_heads,
+            shard: config.shard,
         })
     }
 
@@ -75,6 +86,11 @@ impl<L: Layers> Decoder<L> {
             Tokens::Separate(_, head) => head.as_ref(),
             Tokens::Tied(table) => Some(table),
         }
+    }
+
+    /// Heads of keys and values that are computed here.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
     }
 }
 
@@ -114,15 +130,21 @@ impl<L: Layers> Layer<L> {
 
 impl<B: Backend> Decoder<B> {
     /// Computes the hidden states of whole sequences into `scratch.hidden`.
-    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
+    ///
+    /// # Errors
+    /// Those of the group that the model is split over; a whole model has none.
+    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
         let attend = |_, attention: &Attention, qkv: &B::Buffer, own: &mut B::Buffer, out: &mut B::Buffer| {
             backend.attend(attention, chunk.offsets(), qkv, own, out);
         };
-        self.run(backend, chunk.ids(), &chunk.positions(), scratch, attend);
+        self.run(backend, chunk.ids(), &chunk.positions(), scratch, attend)
     }
 
     /// Computes the hidden states of new tokens of `sequences`, which follow what the cache holds of each, and adds
     /// their keys and values to the cache.
+    ///
+    /// # Errors
+    /// As of a forward.
     pub fn step(
         &self,
         backend: &B,
@@ -130,13 +152,77 @@ impl<B: Backend> Decoder<B> {
         sequences: &[StepSequence],
         cache: &mut B::Cache,
         scratch: &mut Scratch<B::Buffer>,
-    ) {
+    ) -> Result<()> {
         let positions = |sequence: &StepSequence| sequence.start..sequence.start + sequence.tokens.len();
         let positions: Vec<usize> = sequences.iter().flat_map(positions).collect();
         let attend = |layer, attention: &Attention, qkv: &B::Buffer, _: &mut B::Buffer, out: &mut B::Buffer| {
             backend.attend_cached(attention, layer, sequences, qkv, cache, out);
         };
-        self.run(backend, ids, &positions, scratch, attend);
+        self.run(backend, ids, &positions, scratch, attend)
+    }
+
+    /// The logits over the whole vocabulary of some rows of `x`.
+    ///
+    /// # Errors
+    /// As of a forward.
+    pub fn logits(&self, backend: &B, x: &B::Buffer, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+        let head = self.head().ok_or_else(no_head)?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        if self.shard == Shard::WHOLE {
+            backend.project_out(head, x, rows, out);
+            return Ok(());
+        }
+        let (count, mut own, mut all) = (rows.len(), Vec::new(), Vec::new());
+        own.resize(count * self.shard.part(self.vocab_size).len(), 0.0);
+        backend.project_out(head, x, rows, &mut own);
+        backend.gather_ranks(&own, &mut all)?;
+        let mut rest = all.as_slice();
+        for part in (0..self.shard.world).map(|rank| self.shard.of(rank).part(self.vocab_size)) {
+            let (of_rank, later) = rest.split_at_checked(count * part.len()).ok_or_else(other_width)?;
+            rest = later;
+            let rows = out.chunks_exact_mut(self.vocab_size).zip(of_rank.chunks_exact(part.len()));
+            rows.for_each(|(out, of_rank)| out[part.clone()].copy_from_slice(of_rank));
+        }
+        Ok(())
+    }
+
+    /// The logarithm of the probability of every token of a chunk after those before it, from the hidden states.
+    ///
+    /// # Errors
+    /// As of a forward.
+    pub fn log_probabilities(
+        &self,
+        backend: &B,
+        chunk: &Chunk<'_>,
+        scratch: &mut Scratch<B::Buffer>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let head = self.head().ok_or_else(no_head)?;
+        let Scratch { hidden, inner, .. } = scratch;
+        let first = self.shard.part(self.vocab_size).start;
+        // A row for each token, of which the first of a sequence is told by nothing.
+        let mut sums = vec![[0.0; 2]; out.len()];
+        for bounds in chunk.offsets().windows(2) {
+            let (start, last) = (bounds[0], bounds[1] - 1);
+            let targets = Targets { ids: &chunk.ids()[start + 1..=last], first };
+            backend.log_sums(head, hidden, start..last, targets, inner, &mut sums[start + 1..=last]);
+        }
+        let mut all = Vec::new();
+        backend.gather_ranks(sums.as_flattened(), &mut all)?;
+        let (ranks, _) = all.as_chunks::<2>();
+        if ranks.len() != out.len() * self.shard.world {
+            return Err(other_width());
+        }
+        for (row, out) in out.iter_mut().enumerate() {
+            // A target's logit is one rank's, and 0 on all others.
+            let of_ranks = ranks[row..].iter().step_by(sums.len());
+            let logit: f32 = of_ranks.clone().map(|[logit, _]| logit).sum();
+            *out = logit - log_sum_exp(of_ranks.map(|[_, sum]| *sum));
+        }
+        chunk.offsets()[..chunk.rows()].iter().for_each(|first| out[*first] = 0.0);
+        Ok(())
     }
 
     /// The network; `attend` is given the layer, its attention, the rotated rows, the attention's own buffer and where
@@ -148,13 +234,15 @@ impl<B: Backend> Decoder<B> {
         positions: &[usize],
         scratch: &mut Scratch<B::Buffer>,
         mut attend: impl FnMut(usize, &Attention, &B::Buffer, &mut B::Buffer, &mut B::Buffer),
-    ) {
+    ) -> Result<()> {
         let angles = self.rotary.upto(positions.iter().max().map_or(0, |last| last + 1));
         let Scratch { hidden, other, qkv, context, inner, attention: own, .. } = scratch;
+        let first = self.shard.part(self.vocab_size).start;
         match &self.tokens {
-            Tokens::Separate(table, _) => backend.gather(table, ids, hidden),
-            Tokens::Tied(table) => backend.gather_weight(table, ids, hidden),
+            Tokens::Separate(table, _) => backend.gather_part(table, first, ids, hidden),
+            Tokens::Tied(table) => backend.gather_weight(table, first, ids, hidden),
         }
+        backend.reduce(hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
             backend.copy(hidden, context);
             backend.normalize(&layer.attention_norm, context);
@@ -164,16 +252,39 @@ impl<B: Backend> Decoder<B> {
             }
             backend.rotate(&angles, positions, &layer.attention, qkv);
             attend(index, &layer.attention, qkv, own, context);
-            backend.project(&layer.attention_output, context, After::Add(hidden), other);
+            backend.project(&layer.attention_output, context, self.residual(hidden), other);
+            backend.reduce(other)?;
 
             backend.copy(other, context);
             backend.normalize(&layer.mlp_norm, context);
             backend.project(&layer.mlp_input, context, After::Nothing, qkv);
             backend.gate(qkv, self.activation, inner);
-            backend.project(&layer.mlp_output, inner, After::Add(other), hidden);
+            backend.project(&layer.mlp_output, inner, self.residual(other), hidden);
+            backend.reduce(hidden)?;
         }
         backend.normalize(&self.final_norm, hidden);
+        Ok(())
     }
+
+    /// The residual stream, which is added once over all ranks.
+    fn residual<'a>(&self, stream: &'a B::Buffer) -> After<'a, B::Buffer> {
+        if self.shard.rank == 0 { After::Add(stream) } else { After::Nothing }
+    }
+}
+
+/// The logarithm of the sum of exponentials of numbers that are such logarithms themselves; one comes back as it is.
+fn log_sum_exp(parts: impl Iterator<Item = f32> + Clone) -> f32 {
+    let most = parts.clone().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = parts.clone().map(|part| f64::from(part - most).exp()).sum();
+    if parts.clone().count() == 1 { most } else { (f64::from(most) + total.ln()) as f32 }
+}
+
+fn no_head() -> Error {
+    Error::internal("a decoder without a head")
+}
+
+fn other_width() -> Error {
+    Error::internal("ranks gave numbers of another part of the vocabulary")
 }
 
 /// Tensors of older checkpoints, which are computed rather than read, and of tasks that are not this one's.

@@ -66,12 +66,16 @@ impl<L: Layers> Network<L> {
 
 impl<B: Backend> Network<B> {
     /// Computes the hidden states of a chunk into `scratch.hidden`.
-    pub fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
+    ///
+    /// # Errors
+    /// Those of the group that the model is split over; a whole model has none.
+    pub fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
         match self {
             Network::Bert(model) => model.forward(backend, chunk, scratch),
             Network::ModernBert(model) => model.forward(backend, chunk, scratch),
-            Network::Decoder(model) => model.forward(backend, chunk, scratch),
+            Network::Decoder(model) => return model.forward(backend, chunk, scratch),
         }
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::safetensors::Load;
@@ -13,6 +14,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorV
 
 use crate::config::read_json;
 use crate::error::{Error, Problems, Result};
+use crate::shard::Slice;
 
 /// One file, whose header is known to fit its length.
 #[derive(Debug)]
@@ -96,13 +98,20 @@ impl Checkpoint {
         &self.tensors
     }
 
-    /// Reads one tensor and converts it to float32.
-    pub fn read(&self, name: &str) -> Result<Tensor> {
+    /// Reads a part of one tensor and converts it to float32; `None` where there is nothing to read.
+    pub fn read(&self, name: &str, slice: &Slice) -> Result<Option<Tensor>> {
         let header = self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))?;
         let file = &self.files[header.file];
-        let tensor = file.view(&header.stored_name)?.load(&Device::Cpu)?.to_dtype(DType::F32)?;
+        let view = file.view(&header.stored_name)?;
+        let tensor = match slice {
+            Slice::Nothing => return Ok(None),
+            Slice::Whole => view.load(&Device::Cpu)?,
+            Slice::Rows(rows) => part(&view, rows.clone(), None)?,
+            Slice::Columns(columns) => part(&view, 0..view.shape()[0], Some(columns.clone()))?,
+        };
+        let tensor = tensor.to_dtype(DType::F32)?;
         file.let_go(&header.stored_name);
-        Ok(tensor)
+        Ok(Some(tensor))
     }
 }
 
@@ -142,6 +151,28 @@ impl MappedFile {
         let data = self.map.get(self.data_start + start..self.data_start + end).ok_or_else(damaged)?;
         TensorView::new(info.dtype, info.shape.clone(), data).map_err(|_| damaged())
     }
+}
+
+/// Some rows of a tensor, all of their columns or some; no others are touched.
+fn part(view: &TensorView<'_>, rows: Range<usize>, columns: Option<Range<usize>>) -> Result<Tensor> {
+    let outside = || Error::internal(format!("no such part of a tensor of shape: `{:?}`", view.shape()));
+    let mut shape = view.shape().to_vec();
+    let [count, rest @ ..] = shape.as_mut_slice() else { return Err(outside()) };
+    let number_bytes = view.dtype().bitsize() / 8;
+    let row_bytes = rest.iter().product::<usize>() * number_bytes;
+    *count = rows.len();
+    let data = view.data().get(rows.start * row_bytes..rows.end * row_bytes).ok_or_else(outside)?;
+    let dtype = DType::try_from(view.dtype())?;
+    let Some(columns) = columns else {
+        return Ok(Tensor::from_raw_buffer(data, dtype, &shape, &Device::Cpu)?);
+    };
+    let bytes = columns.start * number_bytes..columns.end * number_bytes;
+    if rest.len() != 1 || bytes.end > row_bytes {
+        return Err(outside());
+    }
+    rest[0] = columns.len();
+    let data: Vec<u8> = data.chunks_exact(row_bytes.max(1)).flat_map(|row| &row[bytes.clone()]).copied().collect();
+    Ok(Tensor::from_raw_buffer(&data, dtype, &shape, &Device::Cpu)?)
 }
 
 /// Today's name of a tensor.

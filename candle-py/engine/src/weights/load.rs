@@ -4,27 +4,42 @@ use candle_core::Tensor;
 
 use super::{Checkpoint, Source};
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::config::DecoderConfig;
+use crate::error::{Error, Result};
+use crate::shard::{Shard, Slice};
 
 /// Reads layers, one tensor in memory at a time beside what the backend keeps.
 #[derive(Debug)]
 pub struct Loader<'a, B> {
     checkpoint: &'a Checkpoint,
     backend: &'a B,
+    /// The whole model, and which part of it is wanted.
+    part: Option<(&'a DecoderConfig, Shard)>,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
     /// Reads from `checkpoint` into `backend`.
     pub fn new(checkpoint: &'a Checkpoint, backend: &'a B) -> Self {
-        Self { checkpoint, backend }
+        Self { checkpoint, backend, part: None }
+    }
+
+    /// Reads a rank's part of a decoder, whose whole configuration is given.
+    pub fn of_part(self, config: &'a DecoderConfig, shard: Shard) -> Self {
+        Self { part: Some((config, shard)), ..self }
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
+        let slice = self.part.map_or(Slice::Whole, |(config, shard)| config.slice(name, shard));
+        self.checkpoint.read(name, &slice)
     }
 
     fn bias(&self, name: &str, is_there: bool) -> Result<Option<Tensor>> {
-        is_there.then(|| self.checkpoint.read(&format!("{name}.bias"))).transpose()
+        Ok(if is_there { self.tensor(&format!("{name}.bias"))? } else { None })
     }
 
     fn weight(&self, name: &str) -> Result<Tensor> {
-        self.checkpoint.read(&format!("{name}.weight"))
+        let name = format!("{name}.weight");
+        self.tensor(&name)?.ok_or_else(|| Error::internal(format!("no part of tensor: `{name}`")))
     }
 }
 
@@ -37,10 +52,10 @@ impl<B: Backend> Source<B> for Loader<'_, B> {
         let names = parts.iter().map(|(name, _)| name);
         let weights: Vec<Tensor> = names.clone().map(|name| self.weight(name)).collect::<Result<_>>()?;
         let biases: Vec<Tensor> = match bias {
-            true => names.map(|name| self.checkpoint.read(&format!("{name}.bias"))).collect::<Result<_>>()?,
+            true => names.filter_map(|name| self.bias(name, true).transpose()).collect::<Result<_>>()?,
             false => Vec::new(),
         };
-        let bias = if bias { Some(joined(biases)?) } else { None };
+        let bias = if biases.is_empty() { None } else { Some(joined(biases)?) };
         self.backend.linear(joined(weights)?, bias)
     }
 
@@ -61,6 +76,6 @@ fn joined(mut tensors: Vec<Tensor>) -> Result<Tensor> {
             tensors.push(last);
             Ok(Tensor::cat(&tensors, 0)?)
         }
-        (None, _) => Err(crate::error::Error::internal("a linear layer without a name")),
+        (None, _) => Err(Error::internal("a linear layer without a name")),
     }
 }
