@@ -61,9 +61,25 @@ impl TcpCommunicator {
     }
 }
 
+/// The communicator that an engine is given.
+///
+/// # Errors
+/// `InputError` for anything else, and for one that an engine has already.
+pub fn taken(value: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Communicator>> {
+    let result = match value.cast::<TcpCommunicator>() {
+        Ok(communicator) => communicator.get().take(),
+        Err(_) => {
+            let found = value.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
+            Err(Error::input(format!("communicator must be a TcpCommunicator: `{found}`"))
+                .with_hint("leave it None for the whole model"))
+        }
+    };
+    result.map_err(|error| to_python(value.py(), &error))
+}
+
 impl TcpCommunicator {
     /// The communicator, for the one engine that may use it.
-    pub fn take(&self) -> Result<Arc<dyn Communicator>, Error> {
+    fn take(&self) -> Result<Arc<dyn Communicator>, Error> {
         if self.is_taken.swap(true, Ordering::SeqCst) {
             return Err(Error::input("communicator belongs to another engine: `communicator`")
                 .with_hint("make one for every engine"));

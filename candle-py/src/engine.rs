@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::Array;
-use crate::communicator::TcpCommunicator;
+use crate::communicator;
 use crate::error::{detached, to_python};
 use crate::generator::Generator;
 use crate::inputs::{natural, numbers, optional_numbers};
@@ -36,17 +36,14 @@ impl Engine {
         dtype: &str,
         threads: Option<i64>,
         cpu: Option<&str>,
-        communicator: Option<PyRef<'_, TcpCommunicator>>,
+        communicator: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let storage = check_placement(device, dtype).map_err(|error| to_python(py, &error))?;
         let options = LoadOptions {
             threads: threads.map(|threads| natural(py, "threads", threads)).transpose()?,
             isa: cpu.map(instruction_set).transpose().map_err(|error| to_python(py, &error))?,
             storage,
-            communicator: communicator
-                .map(|communicator| communicator.take())
-                .transpose()
-                .map_err(|error| to_python(py, &error))?,
+            communicator: communicator.as_ref().map(communicator::taken).transpose()?,
         };
         let engine = detached(py, || candle_engine::Engine::load(&model_dir, &options))?;
         Ok(Self { engine })

@@ -109,7 +109,8 @@ impl Group {
     pub(crate) fn agree(&self, result: Result<()>) -> Result<Result<()>> {
         let mut failed = [if result.is_err() { 1.0 } else { 0.0 }];
         self.communicator.all_reduce_sum(&mut failed)?;
-        let of_others = || Err(Error::device(format!("ranks that failed: `{}`", failed[0])));
+        let of_others =
+            || Err(Error::device(format!("other ranks cannot do the same, so many of them: `{}`", failed[0])));
         Ok(result.and_then(|()| if failed[0] == 0.0 { Ok(()) } else { of_others() }))
     }
 

@@ -343,7 +343,7 @@ fn arguments_that_name_no_group_are_refused() {
     assert_eq!(refused(2, 2, &one, "t", SHORT), "rank must be below the world of 2: `2`");
     assert_eq!(refused(0, 2, &one, "", SHORT), "token must have from 1 to 1024 bytes: `0`");
     assert_eq!(refused(0, 3, &two, "t", SHORT), "addresses must be rank 0's alone or those of all 3 ranks: `2`");
-    assert_eq!(refused(0, 2, &one, "t", Duration::ZERO), "timeout_s must be more than nothing: `0`");
+    assert_eq!(refused(0, 2, &one, "t", Duration::ZERO), "timeout_s must be more than 0 and at most 604800: `0`");
     assert!(refused(1, 2, &["no port".to_owned()], "t", SHORT).starts_with("address of rank 0 cannot be used"));
     Tcp::connect(0, 1, &[], "t", SHORT).unwrap().barrier().unwrap();
 }

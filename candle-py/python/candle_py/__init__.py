@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from candle_py._native import Array, Engine, Event, Generator, capabilities, convert_pickle, inspect
+from candle_py._native import (
+    Array,
+    Engine,
+    Event,
+    Generator,
+    TcpCommunicator,
+    capabilities,
+    convert_pickle,
+    inspect,
+    inspect_rank,
+)
 from candle_py.errors import CommunicatorError, DeviceError, EngineError, InputError, InternalError, ModelError
 
 __all__ = [
@@ -16,7 +26,9 @@ __all__ = [
     "InputError",
     "InternalError",
     "ModelError",
+    "TcpCommunicator",
     "capabilities",
     "convert_pickle",
     "inspect",
+    "inspect_rank",
 ]

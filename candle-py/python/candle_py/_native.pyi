@@ -6,7 +6,17 @@ from typing import Any, Literal, Protocol, TypeAlias, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Array", "Engine", "Event", "Generator", "capabilities", "convert_pickle", "inspect"]
+__all__ = [
+    "Array",
+    "Engine",
+    "Event",
+    "Generator",
+    "TcpCommunicator",
+    "capabilities",
+    "convert_pickle",
+    "inspect",
+    "inspect_rank",
+]
 
 class _NumpyArray(Protocol):
     # NumPy's own stubs tell of the buffer from Python 3.12 on.
@@ -58,7 +68,7 @@ class Engine:
         dtype: str = "auto",
         threads: int | None = None,
         cpu: str | None = None,
-        communicator: object | None = None,
+        communicator: TcpCommunicator | None = None,
     ) -> Engine:
         """Load the model in a folder.
 
@@ -69,16 +79,19 @@ class Engine:
                 memory; arithmetic is float32 either way, and weights stored in another format are converted.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2" or "avx512"; by default the best that the machine has.
-            communicator: must be None.
+            communicator: this process's place among the ranks that a decoder is split over; each loads its own slices.
+                All load the same files with the same options, which is checked, each with a communicator of its own.
+                Then rank 0's engine is used as any other, and all others `follow`. An encoder is refused.
 
         Raises:
             ModelError: the folder does not hold a whole, supported model; all problems are told together.
             DeviceError: the device, dtype or instruction set is not there.
-            InputError: an option that makes no sense.
+            InputError: an option that makes no sense, or a model that cannot be split over so many ranks.
+            CommunicatorError: another rank is gone, or could not load the model.
         """
     @property
     def info(self) -> dict[str, Any]:
-        """What `inspect` tells, and `threads` and `cpu` (the instruction set) in force."""
+        """What `inspect` tells of the whole model, `threads` and `cpu` (instruction set) in force, `rank`, `world`."""
     def hidden_states(self, ids: _UInt32s, offsets: _UInt32s, type_ids: _UInt32s | None = None) -> Array:
         """Compute the last hidden states, `(tokens, hidden_size)`; `bad_rows` are token rows.
 
@@ -127,10 +140,29 @@ class Engine:
     def token_logprobs(self, ids: _UInt32s, offsets: _UInt32s) -> Array:
         """Compute the logarithm of every token's probability after those before it in its row, `(tokens, 1)`.
 
-        The first token of a row, which nothing comes before, gets 0. The logits of a few tokens are in memory at a time.
+        The first token of a row, which nothing comes before, gets 0. The logits of a few tokens are in memory at a
+        time.
 
         Raises:
             InputError: as of `logits`.
+        """
+    def follow(self) -> None:
+        """Compute this rank's part of all that rank 0's engine is asked for; return once that is closed or dropped.
+
+        For ranks other than 0, which can be asked for nothing else. Waits for rank 0 as long as that lives, however
+        long it has nothing to ask; an interrupt ends the group.
+
+        Raises:
+            CommunicatorError: the group was over before: a rank is gone, silent or out of step.
+            InputError: there is no other rank to follow.
+        """
+    def close(self) -> None:
+        """End the work of all ranks: `follow` returns on the others, and this engine can be asked for nothing more.
+
+        Dropping the engine and its generators does the same. A whole model has nothing to close.
+
+        Raises:
+            CommunicatorError: another rank could not be told.
         """
     def generator(self, *, max_rows: int = 64, cache_bytes: int | None = None, step_tokens: int = 512) -> Generator:
         """Make a generator, with a cache of its own.
@@ -242,14 +274,45 @@ class Generator:
         held_blocks, kept_blocks (of no request, kept for a later one that begins alike).
         """
 
+@final
+class TcpCommunicator:
+    """A rank of a group of processes, connected to all others over TCP, which a decoder is split over.
+
+    Every wait has a deadline: a rank that is gone or silent is an error on all others, after which the group is over.
+    """
+
+    def __new__(cls, rank: int, world: int, addresses: Sequence[str], token: str, timeout_s: float) -> TcpCommunicator:
+        """Connect to the other ranks; return once all are there.
+
+        Args:
+            rank: the place of this process, below `world`.
+            world: how many processes there are.
+            addresses: "host:port" of rank 0 alone, where the others meet, or of every rank.
+            token: a secret of the group, the same for all ranks; whoever does not know it is refused. It is sent as it
+                is: use loopback or a network that you trust.
+            timeout_s: how long to wait for the others here, and for any one of them in every operation afterwards.
+
+        Raises:
+            InputError: arguments that name no group.
+            CommunicatorError: a rank did not come in time, or is of another group.
+        """
+    @property
+    def rank(self) -> int:
+        """The place of this process."""
+    @property
+    def world(self) -> int:
+        """How many processes there are."""
+    def abort(self, reason: str) -> None:
+        """End the group, from any thread: whatever a rank waits for fails with `reason`."""
+
 def inspect(model_dir: str | PathLike[str], *, pooling: str = "auto") -> dict[str, Any]:
     """Tell a model's facts from its JSON files and the headers of its weights, checked as `Engine.load` checks them.
 
     Keys: architecture, model_type, kind ("encoder" or "decoder"), hidden_size, layers, heads, kv_heads, head_dim, tied
     (whether the token table gives the logits; None for a model that gives none), vocab_size, max_positions (the most
-    tokens of a row), type_vocab_size, labels and num_labels and problem_type (None where there is no classifier), dtype, device, pooling
-    (list of modes, or None where the files do not say), normalize, include_prompt, embedding_dim (under that pooling,
-    or None), transformer_path (relative to model_dir), weight_bytes, parameters.
+    tokens of a row), type_vocab_size, labels and num_labels and problem_type (None where there is no classifier),
+    dtype, device, pooling (list of modes, or None where the files do not say), normalize, include_prompt,
+    embedding_dim (under that pooling, or None), transformer_path (relative to model_dir), weight_bytes, parameters.
 
     Args:
         model_dir: as of `Engine.load`.
@@ -258,6 +321,18 @@ def inspect(model_dir: str | PathLike[str], *, pooling: str = "auto") -> dict[st
     Raises:
         ModelError: as of `Engine.load`.
         InputError: a pooling that is not known or that does not fit the model's Dense modules.
+    """
+
+def inspect_rank(
+    model_dir: str | PathLike[str], rank: int, world: int
+) -> dict[str, tuple[int | None, int, int] | None]:
+    """Tell which part of every tensor a rank of a split decoder loads, from the headers of its weights.
+
+    Values: axis, start and stop (exclusive); axis None for a whole tensor; None for nothing of it.
+
+    Raises:
+        ModelError: as of `Engine.load`.
+        InputError: a model that cannot be split over so many ranks; the hint names the numbers that work.
     """
 
 def capabilities() -> dict[str, Any]:

@@ -4,7 +4,7 @@ EngineError
 ├── ModelError         the model's files or configuration: missing, damaged, or of a kind that is not supported
 ├── InputError         token ids, offsets or options that are not valid for this model
 ├── DeviceError        a device, dtype or instruction set that this build or machine does not have
-├── CommunicatorError  a rank of a tensor-parallel group is gone, silent, a stranger or out of step: start the group again
+├── CommunicatorError  a rank of a tensor-parallel group is gone, silent, a stranger or out of step
 └── InternalError      a fault of the engine itself, panics included
 """
 

@@ -94,9 +94,6 @@ impl Gathering<'_> {
             ))
             .with_hint("make a random one for every group and give it to all its ranks"));
         }
-        if self.timeout.is_zero() {
-            return Err(Error::input("timeout_s must be more than nothing: `0`"));
-        }
         if self.world > 1 && self.addresses.len() != 1 && self.addresses.len() != self.world {
             return Err(Error::input(format!(
                 "addresses must be rank 0's alone or those of all {} ranks: `{}`",

@@ -17,6 +17,9 @@ use crate::error::{Error, Result};
 /// Sums of so many numbers and more go in parts, in two rounds; smaller ones whole, in one.
 const LEAST_PARTED: usize = 16_384;
 
+/// The longest deadline, a week.
+const MOST_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// Signs of life within the time that others wait for one.
 const BEATS: u32 = 4;
 
@@ -62,7 +65,8 @@ impl Tcp {
     /// # Errors
     /// [`Error::Input`] for arguments that name no group; [`Error::Communicator`] where the ranks do not come together.
     pub fn connect(rank: usize, world: usize, addresses: &[String], token: &str, timeout: Duration) -> Result<Self> {
-        Self::gather(&Gathering { rank, world, addresses, token, timeout, deadline: Instant::now() + timeout }, None)
+        let deadline = deadline(timeout)?;
+        Self::gather(&Gathering { rank, world, addresses, token, timeout, deadline }, None)
     }
 
     /// Connects rank 0, whose listener its caller made.
@@ -72,7 +76,7 @@ impl Tcp {
     pub fn host(listener: TcpListener, world: usize, token: &str, timeout: Duration) -> Result<Self> {
         let address = listener.local_addr().map_err(|error| Error::communicator(format!("no listener: `{error}`")))?;
         let addresses = [address.to_string()];
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout)?;
         Self::gather(&Gathering { rank: 0, world, addresses: &addresses, token, timeout, deadline }, Some(listener))
     }
 
@@ -170,6 +174,18 @@ impl Tcp {
         let mut outgoing = self.to_all(Kind::Summed, step, bytemuck::cast_slice(mine));
         exchange(by_rank, &mut outgoing, &mut incoming, Kind::Summed, self.patience())
     }
+}
+
+/// When waiting ends that begins now.
+fn deadline(timeout: Duration) -> Result<Instant> {
+    if timeout.is_zero() || timeout > MOST_TIMEOUT {
+        return Err(Error::input(format!(
+            "timeout_s must be more than 0 and at most {}: `{}`",
+            MOST_TIMEOUT.as_secs(),
+            timeout.as_secs_f64()
+        )));
+    }
+    Ok(Instant::now() + timeout)
 }
 
 impl Communicator for Tcp {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Engine;
 use crate::batch::Ragged;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, catching_panics};
 use crate::group::Group;
 use crate::orders::Order;
 use crate::session::DecoderSession;
@@ -34,7 +34,7 @@ impl Engine {
         if group.is_over() {
             return Err(Error::input("engine is closed: `follow`").with_hint("load it again, on all ranks"));
         }
-        let result = self.carry_out_all(group, &mut observe);
+        let result = catching_panics(|| self.carry_out_all(group, &mut observe));
         match &result {
             Ok(()) => group.end(),
             Err(error) => group.abort(&format!("rank {} failed: {error}", group.rank())),

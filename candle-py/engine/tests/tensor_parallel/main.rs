@@ -91,13 +91,13 @@ fn golden_decoders_equal_the_reference_on_all_ranks() {
     }
 }
 
-/// Greedy ids of all prompts, generated together.
-fn greedy(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
+/// New ids of all prompts, generated together.
+fn generated(engine: &Engine, prompts: &[Vec<u32>], params: &Params) -> Vec<Vec<u32>> {
     let limits =
         Limits { max_rows: 4, cache_bytes: 1 << 20, step_tokens: 24, threads: engine.threads(), isa: engine.isa() };
     let mut generator = Generator::new(engine.session().unwrap(), limits).unwrap();
     for (id, prompt) in prompts.iter().enumerate() {
-        generator.add(id as u64, prompt.clone(), Params::greedy(24)).unwrap();
+        generator.add(id as u64, prompt.clone(), params.clone()).unwrap();
     }
     let mut ids = vec![Vec::new(); prompts.len()];
     while generator.pending() > 0 {
@@ -112,10 +112,25 @@ fn greedy(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
 fn greedy_decoding_over_ranks_gives_the_reference_ids() {
     for (name, worlds) in WORLDS {
         for world in worlds {
-            let (found, seen) = led(&golden(name), *world, |engine| greedy(engine, &cases(name, "ids")));
+            let (found, seen) =
+                led(&golden(name), *world, |engine| generated(engine, &cases(name, "ids"), &Params::greedy(24)));
             assert_eq!(found, cases(name, "greedy"), "{name} over {world}");
             assert!(!seen[0].is_empty() && seen.iter().all(|each| *each == seen[0]), "{name} over {world}");
         }
+    }
+}
+
+#[test]
+fn beams_and_samples_over_ranks_are_those_of_the_whole_model() {
+    let prompts = cases("qwen3", "ids");
+    let work = |engine: &Engine| {
+        let beams = Params { beams: 3, ..Params::greedy(12) };
+        let sampled = Params { temperature: 0.7, top_k: Some(20), seed: 3, ..Params::greedy(12) };
+        (generated(engine, &prompts, &beams), generated(engine, &prompts, &sampled))
+    };
+    let wanted = work(&load(&golden("qwen3")));
+    for world in [2, 4] {
+        assert_eq!(led(&golden("qwen3"), world, work).0, wanted, "over {world}");
     }
 }
 

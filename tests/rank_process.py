@@ -1,0 +1,97 @@
+"""One rank of a tensor-parallel group, run by the tests as a process of its own: `python rank_process.py '<json>'`.
+
+Prints one JSON line per event. A rank other than 0 follows; rank 0 does what `work` names.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import candle_py
+import numpy as np
+
+
+def say(**event: Any) -> None:
+    """Tells the test."""
+    print(json.dumps(event), flush=True)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """An engine's error becomes an event."""
+    try:
+        yield
+    except candle_py.EngineError as error:
+        say(error=type(error).__name__, text=str(error), hint=error.hint)
+
+
+def batch(rows: list[list[int]]) -> tuple[Any, Any]:
+    """Ids and offsets."""
+    ids = np.array([token for row in rows for token in row], np.uint32)
+    return ids, np.cumsum([0, *map(len, rows)]).astype(np.uint32)
+
+
+def generate(engine: candle_py.Engine, rows: list[list[int]], new_tokens: int) -> list[list[int]]:
+    """Greedy ids of all rows."""
+    generator = engine.generator(max_rows=4, cache_bytes=1 << 20, step_tokens=24)
+    for index, row in enumerate(rows):
+        generator.add(index, np.array(row, np.uint32), max_new_tokens=new_tokens)
+    found: list[list[int]] = [[] for _ in rows]
+    while generator.pending:
+        for event in generator.step():
+            found[event.request_id].extend(event.ids)
+    return found
+
+
+def main(options: dict[str, Any]) -> None:
+    """One rank's life."""
+    with told():
+        communicator = candle_py.TcpCommunicator(
+            options["rank"], options["world"], options["addresses"], options["token"], options["timeout_s"]
+        )
+        say(connected=True)
+        if options.get("hold"):
+            sys.stdin.readline()
+        engine = candle_py.Engine.load(options["model"], threads=1, communicator=communicator)
+        say(info=[engine.info["rank"], engine.info["world"]])
+        if options["rank"] > 0:
+            engine.follow()
+            say(done=True)
+            return
+        rows = options["rows"]
+        match options["work"]:
+            case "all":
+                np.savez(
+                    options["output"],
+                    hidden=engine.hidden_states(*batch(rows)),
+                    logits=engine.logits(*batch(rows)),
+                    logprobs=engine.token_logprobs(*batch(rows)),
+                    last=engine.embed(*batch(rows), pooling="last", normalize=True),
+                )
+                say(generated=generate(engine, rows, 24))
+                engine.close()
+            case "load":
+                pass
+            case "wait":
+                engine.logits(*batch(rows))
+                time.sleep(2 * options["timeout_s"])  # has nothing to ask for
+                engine.logits(*batch(rows))
+                say(waited=True, steps=2)
+                signal.pause()
+            case "forever":
+                while True:
+                    engine.logits(*batch(rows))
+                    say(step=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(json.loads(sys.argv[1]))
+    except KeyboardInterrupt:
+        say(interrupted=True)
