@@ -1,6 +1,7 @@
-//! What a model folder's JSON files say, read into types and checked; opens no weights.
+//! What a model folder's JSON files, or a GGUF file's metadata, say: read into types and checked. Reads no weights.
 
 mod bert;
+mod gguf;
 mod json;
 mod labels;
 mod modernbert;
@@ -9,6 +10,7 @@ mod sentence;
 use std::path::Path;
 
 pub use bert::{BertConfig, BertFamily};
+pub use gguf::{read_gguf_config, read_gguf_pooling};
 pub use json::{JsonObject, read_json};
 pub use labels::Labels;
 pub(crate) use modernbert::LayerKind;
@@ -54,23 +56,30 @@ impl ModelConfig {
     /// # Errors
     /// When nothing can be made of the file: missing, not JSON, or of an unsupported family.
     pub fn read(dir: &Path, problems: &mut Problems) -> Result<Self> {
-        let file = JsonObject::read(&dir.join("config.json"))?;
+        Self::of(&JsonObject::read(&dir.join("config.json"))?, problems)
+    }
+
+    /// Checks what such a file holds, or what a GGUF file's metadata amount to.
+    ///
+    /// # Errors
+    /// When the model is of an unsupported family.
+    pub fn of(file: &JsonObject, problems: &mut Problems) -> Result<Self> {
         let model_type = file.text("model_type", "", problems).to_owned();
         let encoder = match model_type.as_str() {
-            "bert" => EncoderConfig::Bert(BertConfig::read(BertFamily::Bert, &file, problems)),
-            "roberta" => EncoderConfig::Bert(BertConfig::read(BertFamily::Roberta, &file, problems)),
-            "xlm-roberta" => EncoderConfig::Bert(BertConfig::read(BertFamily::XlmRoberta, &file, problems)),
-            "distilbert" => EncoderConfig::Bert(BertConfig::read(BertFamily::DistilBert, &file, problems)),
-            "modernbert" => EncoderConfig::ModernBert(ModernBertConfig::read(&file, problems)),
+            "bert" => EncoderConfig::Bert(BertConfig::read(BertFamily::Bert, file, problems)),
+            "roberta" => EncoderConfig::Bert(BertConfig::read(BertFamily::Roberta, file, problems)),
+            "xlm-roberta" => EncoderConfig::Bert(BertConfig::read(BertFamily::XlmRoberta, file, problems)),
+            "distilbert" => EncoderConfig::Bert(BertConfig::read(BertFamily::DistilBert, file, problems)),
+            "modernbert" => EncoderConfig::ModernBert(ModernBertConfig::read(file, problems)),
             _ => {
                 let complaint = file.complaint("model_type", "is not supported");
                 return Err(Error::model(complaint).with_hint(format!("supported model types: {MODEL_TYPES}")));
             }
         };
-        refuse_unsupported(&file, problems);
-        let architecture = architecture(&file, &encoder)?;
+        refuse_unsupported(file, problems);
+        let architecture = architecture(file, &encoder)?;
         let is_classifier = architecture.ends_with("ForSequenceClassification");
-        let labels = is_classifier.then(|| Labels::read(&file, problems));
+        let labels = is_classifier.then(|| Labels::read(file, problems));
         Ok(Self { model_type, architecture, encoder, labels })
     }
 }
