@@ -150,6 +150,11 @@ impl<'a> Chunk<'a> {
         self.offsets.windows(2).map(|bounds| &self.ids[bounds[0]..bounds[1]])
     }
 
+    /// The position of every token in its sequence.
+    pub fn positions(&self) -> Vec<usize> {
+        self.offsets.windows(2).flat_map(|bounds| 0..bounds[1] - bounds[0]).collect()
+    }
+
     /// How many sequences.
     pub fn rows(&self) -> usize {
         self.offsets.len() - 1

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use crate::config::{ModelConfig, SentenceConfig, SentenceModule, read_gguf_config};
+use crate::config::{LanguageHead, ModelConfig, NetworkConfig, SentenceConfig, SentenceModule, read_gguf_config};
 use crate::error::{Problems, Result};
 use crate::gguf::{GgufFile, find_gguf};
-use crate::models::{self, Classifier, Encoder};
+use crate::models::{self, Classifier, Network};
 use crate::weights::{Checkpoint, Declaration, Declared, Extras, Source};
 
 /// A model that is known to fit together.
@@ -16,7 +16,7 @@ pub struct Blueprint {
     pub config: ModelConfig,
     /// The way from hidden states to an embedding.
     pub sentence: SentenceConfig,
-    /// What the encoder's tensor names begin with.
+    /// What the network's tensor names begin with.
     pub prefix: &'static str,
     /// The transformer's tensors.
     pub checkpoint: Checkpoint,
@@ -42,22 +42,25 @@ impl Blueprint {
             None => SentenceConfig::read(path, &mut problems)?,
         };
         let transformer = path.join(&sentence.transformer_path);
-        let config = match &gguf {
+        let mut config = match &gguf {
             Some(file) => ModelConfig::of(&read_gguf_config(file)?, &mut problems)?,
             None => ModelConfig::read(&transformer, &mut problems)?,
         };
-        sentence.check_widths(config.encoder.hidden_size(), &mut problems);
+        if sentence.pooling.is_some() {
+            drop_separate_head(&mut config);
+        }
+        sentence.check_widths(config.network.hidden_size(), &mut problems);
         problems.into_result(path)?;
 
         let mut problems = Problems::default();
         let checkpoint = gguf.map_or_else(|| Checkpoint::open(&transformer), Checkpoint::from_gguf)?;
-        let prefix = models::prefix(&config.encoder, &checkpoint);
+        let prefix = models::prefix(&config.network, &checkpoint);
         let mut declaration = Declaration::default();
-        Encoder::<Declared>::build(&config.encoder, prefix, &mut declaration)?;
+        Network::<Declared>::build(&config.network, prefix, &mut declaration)?;
         if let Some(labels) = &config.labels {
-            Classifier::<Declared>::build(&config.encoder, prefix, labels.names.len(), &mut declaration)?;
+            Classifier::<Declared>::build(&config.network, prefix, labels.names.len(), &mut declaration)?;
         }
-        let extras = models::extras(&config.encoder, prefix, config.labels.is_some());
+        let extras = models::extras(&config.network, prefix, config.labels.is_some());
         declaration.check(&checkpoint, &extras, &mut problems);
         let mut parameters = declaration.parameters();
 
@@ -74,5 +77,12 @@ impl Blueprint {
         }
         problems.into_result(path)?;
         Ok(Self { config, sentence, prefix, checkpoint, dense, parameters })
+    }
+}
+
+/// A model for embeddings has no use for a language model's own head, which its files often leave out.
+fn drop_separate_head(config: &mut ModelConfig) {
+    if let NetworkConfig::Decoder(decoder) = &mut config.network {
+        decoder.head = decoder.head.filter(|head| *head == LanguageHead::Tied);
     }
 }

@@ -1,6 +1,7 @@
 //! The engine: a loaded model and the threads that run it. Takes token ids; knows nothing of text.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::backend::{After, Backend, CpuBackend};
 use crate::batch::{Chunk, Ragged};
@@ -9,8 +10,9 @@ use crate::config::SentenceModule;
 use crate::cpu::{Activation, Isa, Kernels};
 use crate::error::{Error, Result};
 use crate::info::Info;
-use crate::models::{Classifier, Encoder, Scratch};
+use crate::models::{Classifier, Decoder, Network, Scratch};
 use crate::pooling::Pooling;
+use crate::session::DecoderSession;
 use crate::weights::{Layers, Loader, Source};
 use crate::workers::{Workers, available_threads};
 
@@ -73,10 +75,10 @@ pub struct Engine {
     isa: Isa,
     threads: usize,
     backend: CpuBackend,
-    encoder: Encoder<CpuBackend>,
+    network: Arc<Network<CpuBackend>>,
     classifier: Option<Classifier<CpuBackend>>,
     modules: Vec<Module<CpuBackend>>,
-    workers: Workers<Scratch<<CpuBackend as Backend>::Buffer>>,
+    workers: Arc<Workers<Scratch<<CpuBackend as Backend>::Buffer>>>,
 }
 
 impl Engine {
@@ -100,14 +102,14 @@ impl Engine {
         let backend = CpuBackend::new(kernels);
         let Blueprint { config, prefix, checkpoint, .. } = &blueprint;
         let mut loader = Loader::new(checkpoint, &backend);
-        let encoder = Encoder::build(&config.encoder, prefix, &mut loader)?;
+        let network = Arc::new(Network::build(&config.network, prefix, &mut loader)?);
         let classifier = match &config.labels {
-            Some(labels) => Some(Classifier::build(&config.encoder, prefix, labels.names.len(), &mut loader)?),
+            Some(labels) => Some(Classifier::build(&config.network, prefix, labels.names.len(), &mut loader)?),
             None => None,
         };
         let modules = load_modules(&blueprint, &backend)?;
-        let workers = Workers::new(threads)?;
-        Ok(Self { info, isa, threads, backend, encoder, classifier, modules, workers })
+        let workers = Arc::new(Workers::new(threads)?);
+        Ok(Self { info, isa, threads, backend, network, classifier, modules, workers })
     }
 
     /// The model's facts.
@@ -135,8 +137,8 @@ impl Engine {
             batch,
             width,
             |chunk| chunk.ids().len(),
-            |_, scratch, out| {
-                self.backend.read(&scratch.hidden, width, out);
+            |backend, _, scratch, out| {
+                backend.read(&scratch.hidden, width, out);
             },
         )
     }
@@ -157,19 +159,19 @@ impl Engine {
             batch,
             width,
             |chunk| chunk.rows(),
-            |chunk, scratch, out| {
+            |backend, chunk, scratch, out| {
                 let [pooled, other] = &mut scratch.pooled;
-                self.backend.pool(pooling, chunk.offsets(), options.skip_tokens, &scratch.hidden, pooled);
+                backend.pool(pooling, chunk.offsets(), options.skip_tokens, &scratch.hidden, pooled);
                 for module in &self.modules {
                     match module {
                         Module::Dense(linear, activation) => {
-                            self.backend.project(linear, pooled, After::Activation(*activation), other);
+                            backend.project(linear, pooled, After::Activation(*activation), other);
                             std::mem::swap(pooled, other);
                         }
-                        Module::Normalize => self.backend.l2_normalize(pooled),
+                        Module::Normalize => backend.l2_normalize(pooled),
                     }
                 }
-                self.backend.read(pooled, width, out);
+                backend.read(pooled, width, out);
             },
         )?;
         if normalize {
@@ -190,11 +192,73 @@ impl Engine {
             batch,
             labels.len(),
             |chunk| chunk.rows(),
-            |chunk, scratch, out| {
-                let logits = classifier.forward(&self.backend, chunk, scratch);
-                self.backend.read(logits, labels.len(), out);
+            |backend, chunk, scratch, out| {
+                let logits = classifier.forward(backend, chunk, scratch);
+                backend.read(logits, labels.len(), out);
             },
         )
+    }
+
+    /// The logits of every token over the vocabulary, `(tokens, vocab_size)`.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when the batch does not fit the model or the model is no language model.
+    pub fn logits(&self, batch: &Ragged<'_>) -> Result<Output> {
+        let head = self.language_head()?;
+        let width = self.info.vocab_size;
+        self.run(
+            batch,
+            width,
+            |chunk| chunk.ids().len(),
+            |backend, chunk, scratch, out| backend.project_out(head, &scratch.hidden, 0..chunk.ids().len(), out),
+        )
+    }
+
+    /// The logarithm of the probability of every token after those before it, `(tokens, 1)`; 0 for the first of a
+    /// sequence, which nothing comes before. The logits of a few tokens are in memory at a time.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when the batch does not fit the model or the model is no language model.
+    pub fn token_logprobs(&self, batch: &Ragged<'_>) -> Result<Output> {
+        let head = self.language_head()?;
+        self.run(
+            batch,
+            1,
+            |chunk| chunk.ids().len(),
+            |backend, chunk, scratch, out| {
+                let Scratch { hidden, inner, .. } = scratch;
+                for bounds in chunk.offsets().windows(2) {
+                    let (first, last) = (bounds[0], bounds[1] - 1);
+                    out[first] = 0.0;
+                    let targets = &chunk.ids()[first + 1..=last];
+                    backend.log_probabilities(head, hidden, first..last, targets, inner, &mut out[first + 1..=last]);
+                }
+            },
+        )
+    }
+
+    /// A session that generates: the model with a cache of its own, without blocks at first. Any number of sessions may
+    /// live beside each other and beside the engine, whose weights and threads they share.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when the model is no language model.
+    pub fn session(&self) -> Result<DecoderSession> {
+        self.language_head()?;
+        DecoderSession::new(
+            &self.info,
+            Arc::clone(&self.network),
+            self.backend,
+            Arc::clone(&self.workers),
+            self.threads,
+        )
+    }
+
+    /// The layer that gives logits.
+    fn language_head(&self) -> Result<&<CpuBackend as Layers>::Linear> {
+        self.network.decoder().and_then(Decoder::head).ok_or_else(|| {
+            Error::input(format!("model has no language model head: `{}`", self.info.architecture))
+                .with_hint("generation and scoring need a model whose architecture ends with ForCausalLM")
+        })
     }
 
     /// Width of an embedding under these options.
@@ -210,13 +274,13 @@ impl Engine {
         }
     }
 
-    /// Runs the encoder over the batch, chunk by chunk; `finish` writes a chunk's rows, `rows_of` says how many.
+    /// Runs the network over the batch, chunk by chunk; `finish` writes a chunk's rows, `rows_of` says how many.
     fn run(
         &self,
         batch: &Ragged<'_>,
         width: usize,
         rows_of: impl Fn(&Chunk<'_>) -> usize,
-        finish: impl Fn(&Chunk<'_>, &mut Scratch<<CpuBackend as Backend>::Buffer>, &mut [f32]) + Send + Sync,
+        finish: impl Fn(&CpuBackend, &Chunk<'_>, &mut Scratch<<CpuBackend as Backend>::Buffer>, &mut [f32]) + Send + Sync,
     ) -> Result<Output> {
         batch.check(&self.info.limits())?;
         let chunks = batch.chunks(|left| next_chunk_tokens(left, self.threads));
@@ -230,8 +294,8 @@ impl Engine {
         }
         let backend = self.backend.spread(work.len() < self.threads);
         self.workers.run(work, |(chunk, out), scratch| {
-            self.encoder.forward(&backend, &chunk, scratch);
-            finish(&chunk, scratch, out);
+            self.network.forward(&backend, &chunk, scratch);
+            finish(&backend, &chunk, scratch, out);
         });
         let is_bad = |row: &[f32]| row.iter().any(|value| !value.is_finite());
         let bad_rows =

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::batch::Limits;
 use crate::blueprint::Blueprint;
-use crate::config::SentenceModule;
+use crate::config::{LanguageHead, SentenceModule};
 use crate::error::{Error, Result};
 use crate::pooling::Pooling;
 
@@ -15,10 +15,20 @@ pub struct Info {
     pub architecture: String,
     /// The configuration's model type, such as "bert".
     pub model_type: String,
+    /// "encoder" or "decoder".
+    pub kind: &'static str,
     /// Width of the hidden states.
     pub hidden_size: usize,
     /// Transformer layers.
     pub layers: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Whether the token table gives the logits; `None` for a model that gives none.
+    pub tied: Option<bool>,
     /// Token ids are below this.
     pub vocab_size: usize,
     /// The most tokens that one sequence may have.
@@ -50,7 +60,8 @@ pub struct Info {
 impl Info {
     pub(crate) fn of(blueprint: &Blueprint) -> Self {
         let (config, sentence) = (&blueprint.config, &blueprint.sentence);
-        let encoder = &config.encoder;
+        let network = &config.network;
+        let (heads, kv_heads, head_dim) = network.heads();
         let pooling = sentence.pooling.as_ref();
         let mut dense = sentence.modules.iter().filter_map(|module| match module {
             SentenceModule::Dense(dense) => Some(dense),
@@ -63,11 +74,16 @@ impl Info {
         Self {
             architecture: config.architecture.clone(),
             model_type: config.model_type.clone(),
-            hidden_size: encoder.hidden_size(),
-            layers: encoder.layers(),
-            vocab_size: encoder.vocab_size(),
-            max_positions: encoder.max_positions(),
-            type_vocab_size: encoder.type_vocab_size(),
+            kind: if network.decoder().is_some() { "decoder" } else { "encoder" },
+            hidden_size: network.hidden_size(),
+            layers: network.layers(),
+            heads,
+            kv_heads,
+            head_dim,
+            tied: network.decoder().and_then(|decoder| decoder.head).map(|head| head == LanguageHead::Tied),
+            vocab_size: network.vocab_size(),
+            max_positions: network.max_positions(),
+            type_vocab_size: network.type_vocab_size(),
             labels: config.labels.as_ref().map(|labels| labels.names.clone()),
             problem_type: config.labels.as_ref().and_then(|labels| labels.problem_type.clone()),
             pooling: pooling.map(|config| config.pooling.clone()),
@@ -75,7 +91,7 @@ impl Info {
             include_prompt: pooling.is_none_or(|config| config.include_prompt),
             embedding_dim: pooling.map(|config| match dense_widths {
                 Some((_, output)) => output,
-                None => config.pooling.width(encoder.hidden_size()),
+                None => config.pooling.width(network.hidden_size()),
             }),
             dense_widths,
             transformer_path: sentence.transformer_path.to_string_lossy().into_owned(),

@@ -1,4 +1,4 @@
-//! Encoder models over ragged batches: token ids in, hidden states, embeddings or logits out. No Python, no tokenizer.
+//! Encoder and decoder models over ragged batches: token ids in, hidden states, embeddings or logits out. No Python, no tokenizer.
 //!
 //! A forward reads top to bottom as [`Engine`]: a checked [`Ragged`] batch is cut into chunks, each chunk runs the
 //! whole network on one thread, and its rows are pooled and written where they belong. Nothing of a row's result
@@ -12,12 +12,15 @@ pub mod cpu;
 mod engine;
 mod error;
 mod features;
+pub mod generate;
 mod gguf;
 mod info;
+mod kv_cache;
 mod models;
 mod pickle;
 mod pooling;
 mod rotary;
+mod session;
 mod weights;
 mod workers;
 
@@ -29,6 +32,7 @@ pub use gguf::{GgufFile, GgufValue};
 pub use info::{Info, inspect};
 pub use pickle::{Converted, convert_pickle};
 pub use pooling::{Pooling, PoolingMode};
+pub use session::DecoderSession;
 pub use workers::available_threads;
 
 /// The version of Candle that the engine is built on.

@@ -34,6 +34,14 @@ impl<S: Default + Send> Workers<S> {
         Ok(Self { pool, idle: Mutex::default() })
     }
 
+    /// Runs `work` once, inside the pool, where it may spread itself.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
     /// Runs `work` on every item inside the pool. The items are begun in their order, each by the next free thread.
     pub fn run<T: Send>(&self, items: Vec<T>, work: impl Fn(T, &mut S) + Send + Sync) {
         let queue = Mutex::new(items.into_iter());

@@ -1,55 +1,29 @@
 //! The backend trait on the CPU kernels. A call runs on the calling thread and allocates nothing once its buffers have
-//! grown; where there are fewer chunks than threads, it hands blocks of rows to the pool that it is called in. A row
-//! comes out the same either way.
+//! grown; where there are fewer chunks than threads, it hands rows or columns to the pool that it is called in. A row comes
+//! out the same either way.
+
+use std::ops::Range;
 
 use candle_core::{Storage, Tensor};
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
-use super::{After, Attention, Backend};
-use crate::cpu::{Activation, AttentionArgs, Epilogue, Kernels, PackedMatrix};
+use super::rows::{Rows, by_rows, linear};
+use super::{After, Attention, Backend, cpu_attention};
+use crate::cpu::{Activation, Epilogue, Kernels, PackedMatrix};
 use crate::error::{Error, Result};
+use crate::generate::StepSequence;
+use crate::kv_cache::PagedCache;
 use crate::pooling::Pooling;
 use crate::rotary::Angles;
 use crate::weights::Layers;
 
-/// Rows that are handed to another thread at once.
-const BLOCK_ROWS: usize = 64;
+/// Rows whose logits are held at a time where only one number of each is wanted.
+const LOGIT_ROWS: usize = 32;
 
 /// The CPU with the kernels of one instruction set.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuBackend {
     kernels: Kernels,
     spread: bool,
-}
-
-/// Rows of `width` numbers.
-#[derive(Debug, Default)]
-pub struct Rows {
-    data: Vec<f32>,
-    width: usize,
-}
-
-impl Rows {
-    fn count(&self) -> usize {
-        self.data.len().checked_div(self.width).unwrap_or(0)
-    }
-
-    /// `count` rows from `first` on.
-    fn part(&self, first: usize, count: usize) -> &[f32] {
-        &self.data[first * self.width..(first + count) * self.width]
-    }
-
-    /// Makes room for `count` rows, whose content is whatever was there.
-    fn reshape(&mut self, count: usize, width: usize) -> &mut [f32] {
-        self.width = width;
-        self.data.resize(count * width, 0.0);
-        &mut self.data
-    }
-
-    fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
-        self.data.chunks_exact_mut(self.width.max(1))
-    }
 }
 
 /// A table of rows.
@@ -73,12 +47,32 @@ pub struct Linear {
     bias: Option<Vec<f32>>,
 }
 
-/// A layer norm.
+/// A norm.
 #[derive(Debug)]
 pub struct Norm {
+    kind: NormKind,
     weight: Vec<f32>,
-    bias: Option<Vec<f32>>,
     eps: f32,
+}
+
+/// A norm's kind.
+#[derive(Debug)]
+enum NormKind {
+    /// By mean and variance.
+    Layer(Option<Vec<f32>>),
+    /// By the mean square.
+    Rms,
+}
+
+impl Norm {
+    /// Normalises rows as wide as the weight.
+    fn apply(&self, kernels: Kernels, rows: &mut [f32]) {
+        let Norm { kind, weight, eps } = self;
+        match kind {
+            NormKind::Layer(bias) => kernels.layer_norm(rows, weight.len(), weight, bias.as_deref(), *eps),
+            NormKind::Rms => kernels.rms_norm(rows, weight.len(), weight, *eps),
+        }
+    }
 }
 
 impl Layers for CpuBackend {
@@ -97,15 +91,6 @@ impl CpuBackend {
     pub fn spread(self, spread: bool) -> Self {
         Self { spread, ..self }
     }
-
-    /// Calls `work` on rows of `out`, `width` wide, from the row it names: all at once, or block by block.
-    fn by_rows(&self, out: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Send + Sync) {
-        if !self.spread || out.len() <= BLOCK_ROWS * width {
-            return work(0, out);
-        }
-        let blocks = out.par_chunks_mut(BLOCK_ROWS * width).enumerate();
-        blocks.for_each(|(block, out)| work(block * BLOCK_ROWS, out));
-    }
 }
 
 /// Hands over the numbers of a tensor, row-major.
@@ -123,6 +108,7 @@ fn copied(tensor: &Tensor) -> Result<Vec<f32>> {
 
 impl Backend for CpuBackend {
     type Buffer = Rows;
+    type Cache = PagedCache;
 
     fn embedding(&self, table: Tensor) -> Result<Embedding> {
         let (_, width) = table.dims2()?;
@@ -136,7 +122,12 @@ impl Backend for CpuBackend {
     }
 
     fn norm(&self, weight: Tensor, bias: Option<Tensor>, eps: f32) -> Result<Norm> {
-        Ok(Norm { weight: copied(&weight)?, bias: bias.as_ref().map(copied).transpose()?, eps })
+        let bias = bias.as_ref().map(copied).transpose()?;
+        Ok(Norm { kind: NormKind::Layer(bias), weight: copied(&weight)?, eps })
+    }
+
+    fn rms_norm(&self, weight: Tensor, eps: f32) -> Result<Norm> {
+        Ok(Norm { kind: NormKind::Rms, weight: copied(&weight)?, eps })
     }
 
     fn gather(&self, table: &Embedding, ids: &[u32], out: &mut Rows) {
@@ -150,23 +141,37 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn project(&self, linear: &Linear, x: &Rows, after: After<'_, Rows>, out: &mut Rows) {
-        let Linear { weight, bias } = linear;
-        let width = weight.n();
-        self.by_rows(out.reshape(x.count(), width), width, |first, out| {
-            let rows = out.len() / width;
-            let epilogue = match after {
-                After::Nothing => Epilogue::None,
-                After::Activation(activation) => Epilogue::Activation(activation),
-                After::Add(other) => Epilogue::Add(other.part(first, rows), other.width),
-            };
-            self.kernels.linear(x.part(first, rows), rows, weight, bias.as_deref(), epilogue, out, width);
+    fn gather_weight(&self, linear: &Linear, ids: &[u32], out: &mut Rows) {
+        let width = linear.weight.k();
+        by_rows(self.spread, out.reshape(ids.len(), width), width, |first, out| {
+            let ids = &ids[first..];
+            out.chunks_exact_mut(width).zip(ids).for_each(|(out, id)| linear.weight.copy_row(*id as usize, out));
         });
     }
 
+    fn project(&self, layer: &Linear, x: &Rows, after: After<'_, Rows>, out: &mut Rows) {
+        let Linear { weight, bias } = layer;
+        let epilogue = match after {
+            After::Nothing => Epilogue::None,
+            After::Activation(activation) => Epilogue::Activation(activation),
+            After::Add(other) => Epilogue::Add(&other.data, other.width),
+        };
+        let out = out.reshape(x.count(), weight.n());
+        linear(self.spread, self.kernels, &x.data, weight, bias.as_deref(), epilogue, out);
+    }
+
     fn normalize(&self, norm: &Norm, x: &mut Rows) {
-        self.by_rows(&mut x.data, x.width, |_, rows| {
-            self.kernels.layer_norm(rows, x.width, &norm.weight, norm.bias.as_deref(), norm.eps);
+        by_rows(self.spread, &mut x.data, x.width, |_, rows| norm.apply(self.kernels, rows));
+    }
+
+    fn normalize_heads(&self, norms: &[Norm; 2], attention: &Attention, qkv: &mut Rows) {
+        let [queries, keys] = [attention.heads, attention.kv_heads].map(|heads| heads * attention.head_dim);
+        let width = qkv.width;
+        by_rows(self.spread, &mut qkv.data, width, |_, rows| {
+            for row in rows.chunks_exact_mut(width) {
+                norms[0].apply(self.kernels, &mut row[..queries]);
+                norms[1].apply(self.kernels, &mut row[queries..queries + keys]);
+            }
         });
     }
 
@@ -176,45 +181,48 @@ impl Backend for CpuBackend {
 
     fn gate(&self, x: &Rows, activation: Activation, out: &mut Rows) {
         let half = x.width / 2;
-        self.by_rows(out.reshape(x.count(), half), half, |first, out| {
+        by_rows(self.spread, out.reshape(x.count(), half), half, |first, out| {
             let rows = out.len() / half;
             self.kernels.gated(x.part(first, rows), rows, half, activation, out);
         });
     }
 
-    fn rotate(&self, angles: &Angles, offsets: &[usize], attention: &Attention, qkv: &mut Rows) {
-        let stride = qkv.width;
-        for bounds in offsets.windows(2) {
-            let length = bounds[1] - bounds[0];
-            let count = length * attention.head_dim / 2;
-            self.kernels.rotary(
-                &mut qkv.data[bounds[0] * stride..bounds[1] * stride],
-                stride,
-                length,
-                2 * attention.heads,
-                attention.head_dim,
-                &angles.cos[..count],
-                &angles.sin[..count],
-            );
-        }
+    fn rotate(&self, angles: &Angles, positions: &[usize], attention: &Attention, qkv: &mut Rows) {
+        let (stride, half) = (qkv.width, attention.head_dim / 2);
+        let heads = attention.heads + attention.kv_heads;
+        by_rows(self.spread, &mut qkv.data, stride, |first, rows| {
+            let positions = &positions[first..first + rows.len() / stride];
+            let mut done = 0;
+            // Neighbours mostly follow each other, and so do their angles.
+            for run in positions.chunk_by(|one, next| one + 1 == *next) {
+                let angles_at = run[0] * half..(run[0] + run.len()) * half;
+                let (cos, sin) = (&angles.cos[angles_at.clone()], &angles.sin[angles_at]);
+                let rows = &mut rows[done * stride..(done + run.len()) * stride];
+                self.kernels.rotary(rows, stride, run.len(), heads, attention.head_dim, cos, sin);
+                done += run.len();
+            }
+        });
     }
 
     fn attend(&self, attention: &Attention, offsets: &[usize], qkv: &Rows, scratch: &mut Rows, out: &mut Rows) {
-        let hidden = attention.heads * attention.head_dim;
-        let out = out.reshape(qkv.count(), hidden);
-        for bounds in offsets.windows(2) {
-            let length = bounds[1] - bounds[0];
-            let sequence = qkv.part(bounds[0], length);
-            let out = &mut out[bounds[0] * hidden..bounds[1] * hidden];
-            if !self.spread || length <= BLOCK_ROWS {
-                self.attend_rows(attention, sequence, 0, &mut scratch.data, out);
-                continue;
-            }
-            let blocks = out.par_chunks_mut(BLOCK_ROWS * hidden).enumerate();
-            blocks.for_each_init(Vec::new, |scratch, (block, out)| {
-                self.attend_rows(attention, sequence, block * BLOCK_ROWS, scratch, out);
-            });
-        }
+        cpu_attention::attend(self.spread, self.kernels, attention, offsets, qkv, &mut scratch.data, out);
+    }
+
+    fn attend_cached(
+        &self,
+        attention: &Attention,
+        layer: usize,
+        sequences: &[StepSequence],
+        qkv: &Rows,
+        cache: &mut PagedCache,
+        out: &mut Rows,
+    ) {
+        cpu_attention::attend_cached(self.spread, self.kernels, attention, layer, sequences, qkv, cache, out);
+    }
+
+    fn pick(&self, x: &Rows, rows: &[usize], out: &mut Rows) {
+        out.reshape(rows.len(), x.width);
+        out.rows_mut().zip(rows).for_each(|(out, row)| out.copy_from_slice(x.part(*row, 1)));
     }
 
     fn pool(&self, pooling: &Pooling, offsets: &[usize], skip: usize, x: &Rows, out: &mut Rows) {
@@ -232,38 +240,30 @@ impl Backend for CpuBackend {
         let rows = x.data.chunks_exact(x.width.max(1));
         out.chunks_exact_mut(width.max(1)).zip(rows).for_each(|(out, row)| out.copy_from_slice(&row[..width]));
     }
-}
+    fn project_out(&self, layer: &Linear, x: &Rows, rows: Range<usize>, out: &mut [f32]) {
+        let Linear { weight, bias } = layer;
+        let x = x.part(rows.start, rows.len());
+        linear(self.spread, self.kernels, x, weight, bias.as_deref(), Epilogue::None, out);
+    }
 
-impl CpuBackend {
-    /// Attention of a sequence's rows from `first` on, as many as `out` holds, to the whole sequence.
-    fn attend_rows(
+    fn log_probabilities(
         &self,
-        attention: &Attention,
-        sequence: &[f32],
-        first: usize,
-        scratch: &mut Vec<f32>,
+        head: &Linear,
+        x: &Rows,
+        rows: Range<usize>,
+        targets: &[u32],
+        scratch: &mut Rows,
         out: &mut [f32],
     ) {
-        let hidden = attention.heads * attention.head_dim;
-        let stride = 3 * hidden;
-        let args = AttentionArgs {
-            q: &sequence[first * stride..],
-            k: &sequence[hidden..],
-            v: &sequence[2 * hidden..],
-            q_stride: stride,
-            k_stride: stride,
-            v_stride: stride,
-            out_stride: hidden,
-            q_len: out.len() / hidden,
-            k_len: sequence.len() / stride,
-            heads: attention.heads,
-            kv_heads: attention.heads,
-            head_dim: attention.head_dim,
-            scale: 1.0 / (attention.head_dim as f32).sqrt(),
-            causal: false,
-            q_offset: first,
-            window: attention.window.map(|tokens| (tokens, tokens)),
-        };
-        self.kernels.attention(&args, scratch, out);
+        let width = head.weight.n();
+        let blocks = rows.clone().step_by(LOGIT_ROWS).zip(targets.chunks(LOGIT_ROWS)).zip(out.chunks_mut(LOGIT_ROWS));
+        for ((first, targets), out) in blocks {
+            let logits = scratch.reshape(targets.len(), width);
+            self.project_out(head, x, first..first + targets.len(), logits);
+            for ((row, target), out) in logits.chunks_exact_mut(width).zip(targets).zip(out) {
+                let logit = row[*target as usize];
+                *out = logit - self.kernels.log_sum_exp(row);
+            }
+        }
     }
 }

@@ -1,13 +1,18 @@
 //! What a model needs of a device. Models are written against this trait alone; today the CPU implements it.
 
 mod cpu;
+mod cpu_attention;
+mod rows;
 
 pub use self::cpu::CpuBackend;
+
+use std::ops::Range;
 
 use candle_core::Tensor;
 
 use crate::cpu::Activation;
 use crate::error::Result;
+use crate::generate::StepSequence;
 use crate::pooling::Pooling;
 use crate::rotary::Angles;
 use crate::weights::Layers;
@@ -19,6 +24,8 @@ use crate::weights::Layers;
 pub trait Backend: Layers + Send + Sync {
     /// Rows of activations.
     type Buffer: Default + Send;
+    /// Keys and values of tokens that went through the model before.
+    type Cache: Send;
 
     /// Takes a table of rows in.
     fn embedding(&self, table: Tensor) -> Result<Self::Embedding>;
@@ -27,20 +34,27 @@ pub trait Backend: Layers + Send + Sync {
     /// Takes a layer norm in.
     fn norm(&self, weight: Tensor, bias: Option<Tensor>, eps: f32) -> Result<Self::Norm>;
 
+    /// Takes a root-mean-square norm in.
+    fn rms_norm(&self, weight: Tensor, eps: f32) -> Result<Self::Norm>;
+
     /// `out[i] = table[ids[i]]`.
     fn gather(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
     /// `out[i] += table[ids[i]]`.
     fn gather_add(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
+    /// `out[i] = weight[ids[i]]`: a linear layer read as a table.
+    fn gather_weight(&self, linear: &Self::Linear, ids: &[u32], out: &mut Self::Buffer);
     /// `out = after(x @ weight^T + bias)`.
     fn project(&self, linear: &Self::Linear, x: &Self::Buffer, after: After<'_, Self::Buffer>, out: &mut Self::Buffer);
-    /// Layer normalisation in place.
+    /// Normalisation in place.
     fn normalize(&self, norm: &Self::Norm, x: &mut Self::Buffer);
+    /// Normalises every head of the queries (first norm) and of the keys (second) in `(queries, keys, values)` rows.
+    fn normalize_heads(&self, norms: &[Self::Norm; 2], attention: &Attention, qkv: &mut Self::Buffer);
     /// `out = x`.
     fn copy(&self, x: &Self::Buffer, out: &mut Self::Buffer);
     /// `out = activation(first half of x) * second half of x`.
     fn gate(&self, x: &Self::Buffer, activation: Activation, out: &mut Self::Buffer);
-    /// Rotates the queries and keys in `(queries, keys, values)` rows, each sequence from position 0.
-    fn rotate(&self, angles: &Angles, offsets: &[usize], attention: &Attention, qkv: &mut Self::Buffer);
+    /// Rotates the queries and keys in `(queries, keys, values)` rows, each row by the angles of its position.
+    fn rotate(&self, angles: &Angles, positions: &[usize], attention: &Attention, qkv: &mut Self::Buffer);
     /// Attention of every sequence to itself, from `(queries, keys, values)` rows.
     fn attend(
         &self,
@@ -50,12 +64,37 @@ pub trait Backend: Layers + Send + Sync {
         scratch: &mut Self::Buffer,
         out: &mut Self::Buffer,
     );
+    /// Adds the keys and values of the new tokens of `sequences`, `(queries, keys, values)` rows, to the cache of a
+    /// layer; then the attention of these tokens to their sequences in the cache.
+    fn attend_cached(
+        &self,
+        attention: &Attention,
+        layer: usize,
+        sequences: &[StepSequence],
+        qkv: &Self::Buffer,
+        cache: &mut Self::Cache,
+        out: &mut Self::Buffer,
+    );
+    /// `out[i] = x[rows[i]]`.
+    fn pick(&self, x: &Self::Buffer, rows: &[usize], out: &mut Self::Buffer);
     /// One row per sequence.
     fn pool(&self, pooling: &Pooling, offsets: &[usize], skip: usize, x: &Self::Buffer, out: &mut Self::Buffer);
     /// Divides every row by its Euclidean norm.
     fn l2_normalize(&self, x: &mut Self::Buffer);
     /// Copies the first `width` numbers of every row to the host.
     fn read(&self, x: &Self::Buffer, width: usize, out: &mut [f32]);
+    /// `out = x @ weight^T + bias` of some rows, on the host.
+    fn project_out(&self, linear: &Self::Linear, x: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
+    /// The logarithm of the probability that the softmax of each of some rows' logits gives to its target.
+    fn log_probabilities(
+        &self,
+        head: &Self::Linear,
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        targets: &[u32],
+        scratch: &mut Self::Buffer,
+        out: &mut [f32],
+    );
 }
 
 /// What follows a linear layer.
@@ -72,10 +111,21 @@ pub enum After<'a, Buffer> {
 /// The attention of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
-    /// Heads of queries, keys and values.
+    /// Heads of queries.
     pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// How many tokens away on either side a token sees; `None` for all.
+    /// Whether a token sees none of those after it.
+    pub causal: bool,
+    /// How many tokens away (on either side) a token sees; `None` for all.
     pub window: Option<usize>,
+}
+
+impl Attention {
+    /// Width of `(queries, keys, values)` rows.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
 }

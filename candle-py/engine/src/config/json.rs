@@ -103,6 +103,17 @@ impl JsonObject {
         }
     }
 
+    /// A finite number.
+    pub fn number(&self, key: &str, default: f64, problems: &mut Problems) -> f64 {
+        match self.get(key) {
+            None => default,
+            Some(value) => value.as_f64().unwrap_or_else(|| {
+                problems.push(self.complaint(key, "must be a number"));
+                default
+            }),
+        }
+    }
+
     /// A truth value.
     pub fn flag(&self, key: &str, default: bool, problems: &mut Problems) -> bool {
         match self.get(key) {

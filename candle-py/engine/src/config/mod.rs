@@ -1,15 +1,18 @@
 //! What a model folder's JSON files, or a GGUF file's metadata, say: read into types and checked. Reads no weights.
 
 mod bert;
+mod decoder;
 mod gguf;
 mod json;
 mod labels;
 mod modernbert;
+mod rope;
 mod sentence;
 
 use std::path::Path;
 
 pub use bert::{BertConfig, BertFamily};
+pub use decoder::{DecoderConfig, DecoderFamily, LanguageHead};
 pub use gguf::{read_gguf_config, read_gguf_pooling};
 pub use json::{JsonObject, read_json};
 pub use labels::Labels;
@@ -21,7 +24,7 @@ use crate::cpu::Activation;
 use crate::error::{Error, Problems, Result};
 
 /// The families of `model_type`, as told in messages.
-const MODEL_TYPES: &str = "bert, roberta, xlm-roberta, distilbert, modernbert";
+const MODEL_TYPES: &str = "bert, roberta, xlm-roberta, distilbert, modernbert, llama, qwen2, qwen3";
 
 /// Bounds that no real model reaches: a larger number in a file is damage, and must not become an allocation.
 const MAX_WIDTH: usize = 1 << 20;
@@ -33,21 +36,23 @@ const MAX_LAYERS: usize = 1024;
 pub struct ModelConfig {
     /// `model_type`.
     pub model_type: String,
-    /// The first of `architectures`; a bare encoder's name when the file has none.
+    /// The first of `architectures`; where the file has none, a bare encoder's name or a decoder's with a head.
     pub architecture: String,
-    /// Sizes and choices of the encoder.
-    pub encoder: EncoderConfig,
+    /// Sizes and choices of the network.
+    pub network: NetworkConfig,
     /// The labels when the model is a sequence classifier.
     pub labels: Option<Labels>,
 }
 
-/// Sizes and choices of an encoder, by family.
+/// Sizes and choices of a network, by family.
 #[derive(Debug)]
-pub enum EncoderConfig {
+pub enum NetworkConfig {
     /// BERT, RoBERTa, XLM-RoBERTa and DistilBERT.
     Bert(BertConfig),
     /// ModernBERT.
     ModernBert(ModernBertConfig),
+    /// Llama, Qwen2 and Qwen3.
+    Decoder(DecoderConfig),
 }
 
 impl ModelConfig {
@@ -65,86 +70,126 @@ impl ModelConfig {
     /// When the model is of an unsupported family.
     pub fn of(file: &JsonObject, problems: &mut Problems) -> Result<Self> {
         let model_type = file.text("model_type", "", problems).to_owned();
-        let encoder = match model_type.as_str() {
-            "bert" => EncoderConfig::Bert(BertConfig::read(BertFamily::Bert, file, problems)),
-            "roberta" => EncoderConfig::Bert(BertConfig::read(BertFamily::Roberta, file, problems)),
-            "xlm-roberta" => EncoderConfig::Bert(BertConfig::read(BertFamily::XlmRoberta, file, problems)),
-            "distilbert" => EncoderConfig::Bert(BertConfig::read(BertFamily::DistilBert, file, problems)),
-            "modernbert" => EncoderConfig::ModernBert(ModernBertConfig::read(file, problems)),
+        let mut network = match model_type.as_str() {
+            "bert" => NetworkConfig::Bert(BertConfig::read(BertFamily::Bert, file, problems)),
+            "roberta" => NetworkConfig::Bert(BertConfig::read(BertFamily::Roberta, file, problems)),
+            "xlm-roberta" => NetworkConfig::Bert(BertConfig::read(BertFamily::XlmRoberta, file, problems)),
+            "distilbert" => NetworkConfig::Bert(BertConfig::read(BertFamily::DistilBert, file, problems)),
+            "modernbert" => NetworkConfig::ModernBert(ModernBertConfig::read(file, problems)),
+            "llama" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Llama, file, problems)),
+            "qwen2" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Qwen2, file, problems)),
+            "qwen3" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Qwen3, file, problems)),
             _ => {
                 let complaint = file.complaint("model_type", "is not supported");
                 return Err(Error::model(complaint).with_hint(format!("supported model types: {MODEL_TYPES}")));
             }
         };
-        refuse_unsupported(file, problems);
-        let architecture = architecture(file, &encoder)?;
+        refuse_unsupported(file, &network, problems);
+        let architecture = architecture(file, &network)?;
+        if let NetworkConfig::Decoder(decoder) = &mut network
+            && !architecture.ends_with(CAUSAL)
+        {
+            decoder.head = None;
+        }
         let is_classifier = architecture.ends_with("ForSequenceClassification");
         let labels = is_classifier.then(|| Labels::read(file, problems));
-        Ok(Self { model_type, architecture, encoder, labels })
+        Ok(Self { model_type, architecture, network, labels })
     }
 }
 
-impl EncoderConfig {
+impl NetworkConfig {
     /// Width of the hidden states.
     pub fn hidden_size(&self) -> usize {
         match self {
-            EncoderConfig::Bert(config) => config.hidden_size,
-            EncoderConfig::ModernBert(config) => config.hidden_size,
+            NetworkConfig::Bert(config) => config.hidden_size,
+            NetworkConfig::ModernBert(config) => config.hidden_size,
+            NetworkConfig::Decoder(config) => config.hidden_size,
         }
     }
 
     /// Transformer layers.
     pub fn layers(&self) -> usize {
         match self {
-            EncoderConfig::Bert(config) => config.layers,
-            EncoderConfig::ModernBert(config) => config.layers.len(),
+            NetworkConfig::Bert(config) => config.layers,
+            NetworkConfig::ModernBert(config) => config.layers.len(),
+            NetworkConfig::Decoder(config) => config.windows.len(),
         }
     }
 
     /// Token ids are below this.
     pub fn vocab_size(&self) -> usize {
         match self {
-            EncoderConfig::Bert(config) => config.vocab_size,
-            EncoderConfig::ModernBert(config) => config.vocab_size,
+            NetworkConfig::Bert(config) => config.vocab_size,
+            NetworkConfig::ModernBert(config) => config.vocab_size,
+            NetworkConfig::Decoder(config) => config.vocab_size,
         }
     }
 
     /// The most tokens that one sequence may have.
     pub fn max_positions(&self) -> usize {
         match self {
-            EncoderConfig::Bert(config) => config.max_positions(),
-            EncoderConfig::ModernBert(config) => config.max_positions,
+            NetworkConfig::Bert(config) => config.max_positions(),
+            NetworkConfig::ModernBert(config) => config.max_positions,
+            NetworkConfig::Decoder(config) => config.max_positions,
         }
     }
 
     /// Token type ids are below this; 0 when the model has none.
     pub fn type_vocab_size(&self) -> usize {
         match self {
-            EncoderConfig::Bert(config) => config.type_vocab_size,
-            EncoderConfig::ModernBert(_) => 0,
+            NetworkConfig::Bert(config) => config.type_vocab_size,
+            NetworkConfig::ModernBert(_) | NetworkConfig::Decoder(_) => 0,
+        }
+    }
+
+    /// Heads of queries; heads of keys and values; width of a head.
+    pub fn heads(&self) -> (usize, usize, usize) {
+        match self {
+            NetworkConfig::Bert(config) => (config.heads, config.heads, config.hidden_size / config.heads),
+            NetworkConfig::ModernBert(config) => (config.heads, config.heads, config.hidden_size / config.heads),
+            NetworkConfig::Decoder(config) => (config.heads, config.kv_heads, config.head_dim),
+        }
+    }
+
+    /// The decoder's, if it is one.
+    pub fn decoder(&self) -> Option<&DecoderConfig> {
+        match self {
+            NetworkConfig::Decoder(config) => Some(config),
+            NetworkConfig::Bert(_) | NetworkConfig::ModernBert(_) => None,
         }
     }
 }
 
+/// What the names of language models end with.
+const CAUSAL: &str = "ForCausalLM";
+
 /// The first name in `architectures`, if it is of a kind that the engine runs.
-fn architecture(file: &JsonObject, encoder: &EncoderConfig) -> Result<String> {
-    const KINDS: [&str; 4] = ["Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"];
-    let bare = match encoder {
-        EncoderConfig::Bert(config) => config.family.class_name(),
-        EncoderConfig::ModernBert(_) => "ModernBert",
+fn architecture(file: &JsonObject, network: &NetworkConfig) -> Result<String> {
+    const ENCODERS: [&str; 4] = ["Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"];
+    const DECODERS: [&str; 3] = [CAUSAL, "Model", "ForSequenceClassification"];
+    let (bare, kinds): (_, &[&str]) = match network {
+        NetworkConfig::Bert(config) => (config.family.class_name(), &ENCODERS),
+        NetworkConfig::ModernBert(_) => ("ModernBert", &ENCODERS),
+        NetworkConfig::Decoder(config) => (config.family.class_name(), &DECODERS),
     };
+    let default = || Ok(format!("{bare}{}", kinds[0]));
     let Some(value) = file.get("architectures") else {
-        return Ok(format!("{bare}Model"));
+        return default();
     };
     let name = match value.as_array().map(Vec::as_slice) {
-        Some([]) => return Ok(format!("{bare}Model")),
+        Some([]) => return default(),
         Some([first, ..]) => first.as_str(),
         None => None,
     };
-    match name {
-        Some(name) if KINDS.iter().any(|kind| name.ends_with(kind)) => Ok(name.to_owned()),
-        _ => {
-            let supported: Vec<String> = KINDS.iter().map(|kind| format!("{bare}{kind}")).collect();
+    // A decoder's name must be whole: variants that look both ways differ in the middle of theirs.
+    let is_supported = |name: &&str| match network {
+        NetworkConfig::Decoder(_) => kinds.iter().any(|kind| name.strip_prefix(bare) == Some(kind)),
+        _ => kinds.iter().any(|kind| name.ends_with(kind)),
+    };
+    match name.filter(is_supported) {
+        Some(name) => Ok(name.to_owned()),
+        None => {
+            let supported: Vec<String> = kinds.iter().map(|kind| format!("{bare}{kind}")).collect();
             Err(Error::model(file.complaint("architectures", "is not supported"))
                 .with_hint(format!("supported here: {}", supported.join(", "))))
         }
@@ -152,14 +197,15 @@ fn architecture(file: &JsonObject, encoder: &EncoderConfig) -> Result<String> {
 }
 
 /// Notes settings that would change the numbers and that the engine does not follow.
-fn refuse_unsupported(file: &JsonObject, problems: &mut Problems) {
+fn refuse_unsupported(file: &JsonObject, network: &NetworkConfig, problems: &mut Problems) {
+    let is_decoder = network.decoder().is_some();
     for key in ["is_decoder", "add_cross_attention"] {
-        if file.flag(key, false, problems) {
+        if !(is_decoder && key == "is_decoder") && file.flag(key, false, problems) {
             problems.push(file.complaint(key, "is not supported"));
         }
     }
     for key in ["quantization_config", "rope_scaling"] {
-        if file.get(key).is_some() {
+        if !(is_decoder && key == "rope_scaling") && file.get(key).is_some() {
             problems.push(file.complaint(key, "is not supported"));
         }
     }

@@ -95,23 +95,35 @@ fn map<S: Simd>(s: S, function: impl Function, x: &mut [f32]) {
 }
 
 /// Applies `activation` in place to a tile: `ROWS` rows of `columns`, `stride` apart.
+///
+/// # Safety
+/// The tile's rows are readable and writable.
 #[inline(always)]
-pub(super) fn activate_tile<S: Simd, const ROWS: usize>(
+pub(super) unsafe fn activate_tile<S: Simd, const ROWS: usize>(
     s: S,
     activation: Activation,
-    x: &mut [f32],
+    x: *mut f32,
     stride: usize,
     columns: usize,
 ) {
     if activation != Activation::Identity {
-        with_function!(activation, function => map_tile::<S, ROWS>(s, function, x, stride, columns));
+        // SAFETY: the caller's promise.
+        with_function!(activation, function => unsafe { map_tile::<S, ROWS>(s, function, x, stride, columns) });
     }
 }
 
 /// Applies `function` in place, down the rows of the tile a register at a time.
+///
+/// # Safety
+/// As `activate_tile`.
 #[inline(always)]
-fn map_tile<S: Simd, const ROWS: usize>(s: S, function: impl Function, x: &mut [f32], stride: usize, columns: usize) {
-    let x = x[..(ROWS - 1) * stride + columns].as_mut_ptr();
+unsafe fn map_tile<S: Simd, const ROWS: usize>(
+    s: S,
+    function: impl Function,
+    x: *mut f32,
+    stride: usize,
+    columns: usize,
+) {
     each_register!(S, columns, |i, count| {
         let mut registers = [s.splat(0.0); ROWS];
         for (m, register) in registers.iter_mut().enumerate() {

@@ -15,7 +15,7 @@ use super::simd::{Op, Simd, each_register};
 use super::tile::with_width;
 
 /// Keys whose scores of a panel of queries are held at a time.
-const KEY_BLOCK: usize = 512;
+pub(super) const KEY_BLOCK: usize = 512;
 
 /// Panels of queries from which on the keys and values are copied.
 const WORTH_A_COPY: usize = 3;

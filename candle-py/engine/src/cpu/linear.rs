@@ -27,8 +27,10 @@ pub(super) struct Linear<'a> {
     pub(super) weight: &'a PackedMatrix,
     pub(super) bias: Option<&'a [f32]>,
     pub(super) epilogue: Epilogue<'a>,
-    pub(super) out: &'a mut [f32],
+    /// Writable where `Kernels::linear_panels` says.
+    pub(super) out: *mut f32,
     pub(super) out_stride: usize,
+    pub(super) panels: Range<usize>,
 }
 
 impl Op for Linear<'_> {
@@ -38,7 +40,7 @@ impl Op for Linear<'_> {
     #[inline(always)]
     fn apply<S: Simd>(mut self, s: S) {
         let panels = self.weight.panels;
-        for index in 0..panels.count() {
+        for index in self.panels.clone() {
             let panel = panels.get(index);
             for_each_height!(S, self.rows, |rows, ROWS| {
                 with_width!(S, panel.registers, |REGISTERS| {
@@ -81,7 +83,7 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     let panel_floats = &op.weight.floats()[panel.start * k..][..width * k];
     let weight = Right { at: panel_floats.as_ptr(), step: width };
     let ahead = next_lines::<S>(op, panel, row);
-    prefetch_rows::<S, ROWS, REGISTERS>(s, op.out.as_ptr(), op.out_stride, panel, row);
+    prefetch_rows::<S, ROWS, REGISTERS>(s, op.out, op.out_stride, panel, row);
     if let Epilogue::Add(residual, stride) = op.epilogue {
         prefetch_rows::<S, ROWS, REGISTERS>(s, residual.as_ptr(), stride, panel, row);
     }
@@ -105,11 +107,13 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
         tile = unsafe { add_rows(s, tile, residual.as_ptr(), stride, panel.columns) };
     }
     let stride = op.out_stride;
-    let out = &mut op.out[row * stride + panel.start..][..(ROWS - 1) * stride + panel.columns];
-    // SAFETY: the slice holds the tile's rows.
-    unsafe { store_rows(s, tile, out.as_mut_ptr(), stride, panel.columns) };
-    if let Epilogue::Activation(activation) = op.epilogue {
-        activate_tile::<S, ROWS>(s, activation, out, stride, panel.columns);
+    let out = op.out.wrapping_add(row * stride + panel.start);
+    // SAFETY: the rows' part in this panel is writable, as the operation's caller says.
+    unsafe {
+        store_rows(s, tile, out, stride, panel.columns);
+        if let Epilogue::Activation(activation) = op.epilogue {
+            activate_tile::<S, ROWS>(s, activation, out, stride, panel.columns);
+        }
     }
 }
 

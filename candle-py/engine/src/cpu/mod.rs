@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod attention_paged;
 mod attention_panel;
 mod attention_values;
 mod isa;
@@ -13,6 +14,7 @@ mod linear;
 mod math;
 mod norm;
 mod pack;
+mod pages;
 mod reduce;
 mod rotary;
 mod simd;
@@ -27,9 +29,13 @@ mod tile;
 
 pub use activation::Activation;
 pub use attention::AttentionArgs;
+pub use attention_paged::PagedAttentionArgs;
 pub use isa::Isa;
 pub use linear::Epilogue;
 pub use pack::PackedMatrix;
+pub use pages::{PAGE_TOKENS, PageShape, Pages};
+
+use std::ops::Range;
 
 use simd::dispatch;
 
@@ -68,14 +74,38 @@ impl Kernels {
         out: &mut [f32],
         out_stride: usize,
     ) {
+        assert_rows(out.len(), rows, w.n(), out_stride);
+        // SAFETY: the buffer holds all rows.
+        unsafe { self.linear_panels(x, rows, w, bias, epilogue, out.as_mut_ptr(), out_stride, 0..w.panel_count()) };
+    }
+
+    /// The part of `linear` that some of the weight's panels give, each panel a range of columns of its own: calls for
+    /// different panels may write into one buffer at the same time.
+    ///
+    /// # Safety
+    /// `out` is readable and writable for the panels' columns of `rows` rows, `out_stride` apart, and nobody else reads
+    /// or writes these columns meanwhile.
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn linear_panels(
+        &self,
+        x: &[f32],
+        rows: usize,
+        w: &PackedMatrix,
+        bias: Option<&[f32]>,
+        epilogue: Epilogue<'_>,
+        out: *mut f32,
+        out_stride: usize,
+        panels: Range<usize>,
+    ) {
         assert_eq!(w.isa, self.isa, "weight packed for another instruction set");
         assert_eq!(x.len(), rows * w.k(), "x is not rows * k");
         assert!(bias.is_none_or(|bias| bias.len() == w.n()), "bias is not n");
-        assert_rows(out.len(), rows, w.n(), out_stride);
+        assert!(panels.end <= w.panel_count(), "no such panel");
+        assert!(out_stride >= w.n(), "row stride is less than the row");
         if let Epilogue::Add(residual, stride) = epilogue {
             assert_rows(residual.len(), rows, w.n(), stride);
         }
-        dispatch(self.isa, linear::Linear { x, rows, weight: w, bias, epilogue, out, out_stride });
+        dispatch(self.isa, linear::Linear { x, rows, weight: w, bias, epilogue, out, out_stride, panels });
     }
 
     /// Layer normalisation in place over rows of `dim`, then `* weight (+ bias)`; two-pass variance.
@@ -111,6 +141,13 @@ impl Kernels {
         dispatch(self.isa, attention::Attention { args, scratch, out });
     }
 
+    /// Causal attention of one sequence's newest tokens to keys and values in pages (see `PagedAttentionArgs`).
+    /// `scratch` keeps its allocation between calls.
+    pub fn paged_attention(&self, args: &PagedAttentionArgs<'_>, scratch: &mut Vec<f32>, out: &mut [f32]) {
+        args.check(out.len());
+        dispatch(self.isa, attention_paged::PagedAttention { args, scratch, out });
+    }
+
     /// Rotary embedding in place, half-split ("neox") form: `x` has `rows` of `heads * head_dim`, `stride` apart;
     /// `cos` and `sin` are `(rows, head_dim / 2)`.
     #[allow(clippy::too_many_arguments)]
@@ -133,6 +170,11 @@ impl Kernels {
     /// Softmax of one row in place.
     pub fn softmax(&self, row: &mut [f32]) {
         dispatch(self.isa, reduce::Softmax { row });
+    }
+
+    /// The logarithm of the sum of the row's exponentials, which take the row's place.
+    pub fn log_sum_exp(&self, row: &mut [f32]) -> f32 {
+        dispatch(self.isa, reduce::LogSumExp { row })
     }
 
     /// Divides the row by its Euclidean norm (at least 1e-12, as torch's `normalize`); a zero row stays zero.

@@ -19,7 +19,24 @@ pub struct PackedMatrix {
 /// A cache line, so that panels start on one.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
-struct Line([f32; LINE_FLOATS]);
+pub(super) struct Line([f32; LINE_FLOATS]);
+
+impl Line {
+    /// A line of zeros.
+    pub(super) const ZERO: Line = Line([0.0; LINE_FLOATS]);
+}
+
+/// The floats of lines.
+pub(super) fn floats_of(lines: &[Line]) -> &[f32] {
+    // SAFETY: a `Line` is 16 floats without padding, and the result borrows them.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * LINE_FLOATS) }
+}
+
+/// The same, to be written.
+pub(super) fn floats_of_mut(lines: &mut [Line]) -> &mut [f32] {
+    // SAFETY: as in `floats_of`, and the borrow is exclusive.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_FLOATS) }
+}
 
 impl PackedMatrix {
     /// Output features.
@@ -32,15 +49,27 @@ impl PackedMatrix {
         self.k
     }
 
+    /// Parts that the outputs are computed in, see `Kernels::linear_panels`.
+    pub fn panel_count(&self) -> usize {
+        self.panels.count()
+    }
+
+    /// Copies row `row` of the weight, `k` numbers.
+    pub fn copy_row(&self, row: usize, to: &mut [f32]) {
+        assert!(row < self.n && to.len() == self.k, "no such row, or no room for it");
+        let panel = self.panels.find(row);
+        let width = panel.registers * self.panels.lanes;
+        let column = &self.floats()[panel.start * self.k + row - panel.start..];
+        to.iter_mut().zip(column.iter().step_by(width)).for_each(|(to, from)| *to = *from);
+    }
+
     /// The panels, one after the other.
     pub(super) fn floats(&self) -> &[f32] {
-        // SAFETY: a `Line` is 16 floats without padding, the vector owns them, and the result borrows it.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE_FLOATS) }
+        floats_of(&self.lines)
     }
 
     fn floats_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `floats`, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * LINE_FLOATS) }
+        floats_of_mut(&mut self.lines)
     }
 }
 
@@ -59,7 +88,7 @@ impl Op for Pack<'_> {
     fn apply<S: Simd>(self, s: S) -> PackedMatrix {
         let Pack { weight, n, k, isa } = self;
         let panels = Panels::new(n, S::LANES, S::TILE_REGISTERS);
-        let lines = vec![Line([0.0; LINE_FLOATS]); panels.packed_len(k).div_ceil(LINE_FLOATS)];
+        let lines = vec![Line::ZERO; panels.packed_len(k).div_ceil(LINE_FLOATS)];
         let mut packed = PackedMatrix { isa, panels, n, k, lines };
         for index in 0..panels.count() {
             let panel = panels.get(index);
@@ -116,6 +145,16 @@ impl Panels {
         let start = (index * self.narrow + index.min(self.wide_count)) * self.lanes;
         let registers = self.narrow + usize::from(index < self.wide_count);
         Panel { start, columns: (registers * self.lanes).min(self.columns - start), registers }
+    }
+
+    /// The panel that holds a column.
+    fn find(self, column: usize) -> Panel {
+        let register = column / self.lanes;
+        let wide = self.wide_count * (self.narrow + 1);
+        self.get(match register < wide {
+            true => register / (self.narrow + 1),
+            false => self.wide_count + (register - wide) / self.narrow,
+        })
     }
 
     /// Columns with their padding.

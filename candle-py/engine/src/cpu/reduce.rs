@@ -135,6 +135,21 @@ impl Op for Softmax<'_> {
     }
 }
 
+/// `Kernels::log_sum_exp`.
+pub(super) struct LogSumExp<'a> {
+    pub(super) row: &'a mut [f32],
+}
+
+impl Op for LogSumExp<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) -> f32 {
+        let greatest = greatest_of(s, self.row);
+        greatest + exp_and_sum(s, self.row, greatest, 1.0).ln()
+    }
+}
+
 /// `Kernels::l2_normalize`.
 pub(super) struct L2Normalize<'a> {
     pub(super) row: &'a mut [f32],

@@ -83,7 +83,13 @@ impl<L: Layers> Bert<L> {
             layers: (0..config.layers)
                 .map(|layer| Layer::build(config, prefix, layer, source))
                 .collect::<Result<_>>()?,
-            attention: Attention { heads: config.heads, head_dim: hidden / config.heads, window: None },
+            attention: Attention {
+                heads: config.heads,
+                kv_heads: config.heads,
+                head_dim: hidden / config.heads,
+                causal: false,
+                window: None,
+            },
             activation: config.activation,
             first_position: config.first_position() as u32,
             padding_id: config.padding_id,

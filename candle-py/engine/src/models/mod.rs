@@ -1,25 +1,29 @@
-//! The encoders: hidden states from token ids, on any backend. A model sees one chunk of a batch at a time.
+//! The networks: hidden states from token ids, on any backend. A model sees one chunk of a batch at a time.
 
 mod bert;
 mod classifier;
+mod decoder;
 mod modernbert;
 
 pub use bert::Bert;
 pub use classifier::Classifier;
+pub use decoder::Decoder;
 pub use modernbert::ModernBert;
 
 use crate::backend::Backend;
 use crate::batch::Chunk;
-use crate::config::{BertFamily, EncoderConfig};
+use crate::config::{BertFamily, NetworkConfig};
 use crate::error::Result;
 use crate::weights::{Checkpoint, Extras, Layers, Source};
 
-/// An encoder of any family.
-pub enum Encoder<L: Layers> {
+/// A network of any family.
+pub enum Network<L: Layers> {
     /// BERT, RoBERTa, XLM-RoBERTa or DistilBERT.
     Bert(Bert<L>),
     /// ModernBERT.
     ModernBert(ModernBert<L>),
+    /// Llama, Qwen2 or Qwen3.
+    Decoder(Decoder<L>),
 }
 
 /// The buffers of one forward, kept from one chunk to the next.
@@ -41,50 +45,63 @@ pub struct Scratch<Buffer> {
     pub(crate) pooled: [Buffer; 2],
 }
 
-impl<L: Layers> Encoder<L> {
-    /// Builds the encoder from a source of layers, whose names begin with `prefix`.
-    pub fn build(config: &EncoderConfig, prefix: &str, source: &mut impl Source<L>) -> Result<Self> {
+impl<L: Layers> Network<L> {
+    /// Builds the network from a source of layers, whose names begin with `prefix`.
+    pub fn build(config: &NetworkConfig, prefix: &str, source: &mut impl Source<L>) -> Result<Self> {
         Ok(match config {
-            EncoderConfig::Bert(config) => Encoder::Bert(Bert::build(config, prefix, source)?),
-            EncoderConfig::ModernBert(config) => Encoder::ModernBert(ModernBert::build(config, prefix, source)?),
+            NetworkConfig::Bert(config) => Network::Bert(Bert::build(config, prefix, source)?),
+            NetworkConfig::ModernBert(config) => Network::ModernBert(ModernBert::build(config, prefix, source)?),
+            NetworkConfig::Decoder(config) => Network::Decoder(Decoder::build(config, prefix, source)?),
         })
+    }
+
+    /// The decoder, if it is one.
+    pub fn decoder(&self) -> Option<&Decoder<L>> {
+        match self {
+            Network::Decoder(decoder) => Some(decoder),
+            Network::Bert(_) | Network::ModernBert(_) => None,
+        }
     }
 }
 
-impl<B: Backend> Encoder<B> {
+impl<B: Backend> Network<B> {
     /// Computes the hidden states of a chunk into `scratch.hidden`.
     pub fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
         match self {
-            Encoder::Bert(model) => model.forward(backend, chunk, scratch),
-            Encoder::ModernBert(model) => model.forward(backend, chunk, scratch),
+            Network::Bert(model) => model.forward(backend, chunk, scratch),
+            Network::ModernBert(model) => model.forward(backend, chunk, scratch),
+            Network::Decoder(model) => model.forward(backend, chunk, scratch),
         }
     }
 }
 
 /// What the tensors' names begin with in this checkpoint: the class's own prefix, "model.", or nothing.
-pub fn prefix(config: &EncoderConfig, checkpoint: &Checkpoint) -> &'static str {
+pub fn prefix(config: &NetworkConfig, checkpoint: &Checkpoint) -> &'static str {
     let (own, table) = match config {
-        EncoderConfig::Bert(config) => match config.family {
+        NetworkConfig::Bert(config) => match config.family {
             BertFamily::Bert => ("bert.", bert::TOKEN_TABLE),
             BertFamily::Roberta | BertFamily::XlmRoberta => ("roberta.", bert::TOKEN_TABLE),
             BertFamily::DistilBert => ("distilbert.", bert::TOKEN_TABLE),
         },
-        EncoderConfig::ModernBert(_) => ("model.", modernbert::TOKEN_TABLE),
+        NetworkConfig::ModernBert(_) => ("model.", modernbert::TOKEN_TABLE),
+        NetworkConfig::Decoder(_) => ("model.", decoder::TOKEN_TABLE),
     };
     let has_table = |prefix: &&str| checkpoint.tensors().contains_key(&format!("{prefix}{table}.weight"));
     ["", own, "model."].into_iter().find(has_table).unwrap_or("")
 }
 
 /// The tensors that checkpoints of this family carry for other tasks, and that are passed over.
-pub fn extras(config: &EncoderConfig, prefix: &str, is_classifier: bool) -> Extras {
+pub fn extras(config: &NetworkConfig, prefix: &str, is_classifier: bool) -> Extras {
     let mut names = match config {
-        EncoderConfig::Bert(config) => bert::extras(config, prefix),
-        EncoderConfig::ModernBert(_) => Vec::new(),
+        NetworkConfig::Bert(config) => bert::extras(config, prefix),
+        NetworkConfig::ModernBert(_) => Vec::new(),
+        NetworkConfig::Decoder(config) => decoder::extras(config, prefix, is_classifier),
     };
     if !is_classifier {
         names.extend(match config {
-            EncoderConfig::Bert(config) => bert::language_model_head(config.family),
-            EncoderConfig::ModernBert(_) => modernbert::language_model_head(),
+            NetworkConfig::Bert(config) => bert::language_model_head(config.family),
+            NetworkConfig::ModernBert(_) => modernbert::language_model_head(),
+            NetworkConfig::Decoder(_) => Vec::new(),
         });
     }
     Extras(names)

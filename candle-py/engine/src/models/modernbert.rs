@@ -8,7 +8,7 @@ use crate::batch::Chunk;
 use crate::config::{LayerKind, ModernBertConfig};
 use crate::cpu::Activation;
 use crate::error::Result;
-use crate::rotary::Rotary;
+use crate::rotary::{Rotary, RotaryConfig};
 use crate::weights::{Layers, Source};
 
 /// The table whose name tells a checkpoint's prefix.
@@ -47,8 +47,8 @@ impl<L: Layers> ModernBert<L> {
     pub(super) fn build(config: &ModernBertConfig, prefix: &str, source: &mut impl Source<L>) -> Result<Self> {
         let (hidden, head_dim) = (config.hidden_size, config.hidden_size / config.heads);
         let reach = |theta: f64, window: Option<usize>| Reach {
-            attention: Attention { heads: config.heads, head_dim, window },
-            rotary: Rotary::new(theta, head_dim),
+            attention: Attention { heads: config.heads, kv_heads: config.heads, head_dim, causal: false, window },
+            rotary: Rotary::new(&RotaryConfig::plain(theta, head_dim)),
         };
         let norm = |source: &mut _, name: &str| {
             Source::norm(source, &format!("{prefix}{name}"), hidden, config.norm_bias, config.norm_eps)
@@ -89,7 +89,7 @@ impl<L: Layers> Layer<L> {
 
 impl<B: Backend> ModernBert<B> {
     pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
-        let offsets = chunk.offsets();
+        let (offsets, positions) = (chunk.offsets(), chunk.positions());
         let angles = [self.full.rotary.upto(chunk.longest()), self.sliding.rotary.upto(chunk.longest())];
         let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
         backend.gather(&self.tokens, chunk.ids(), hidden);
@@ -104,7 +104,7 @@ impl<B: Backend> ModernBert<B> {
                 backend.normalize(norm, context);
             }
             backend.project(&layer.qkv, context, After::Nothing, qkv);
-            backend.rotate(angles, offsets, &reach.attention, qkv);
+            backend.rotate(angles, &positions, &reach.attention, qkv);
             backend.attend(&reach.attention, offsets, qkv, attention, context);
             backend.project(&layer.attention_output, context, After::Add(hidden), other);
 

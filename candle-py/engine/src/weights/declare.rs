@@ -72,11 +72,11 @@ impl Source<Declared> for Declaration {
         Ok(())
     }
 
-    fn linear(&mut self, names: &[&str], out_features: usize, in_features: usize, bias: bool) -> Result<()> {
-        for name in names {
-            self.want(format!("{name}.weight"), &[out_features, in_features]);
+    fn joined(&mut self, parts: &[(&str, usize)], in_features: usize, bias: bool) -> Result<()> {
+        for (name, out_features) in parts {
+            self.want(format!("{name}.weight"), &[*out_features, in_features]);
             if bias {
-                self.want(format!("{name}.bias"), &[out_features]);
+                self.want(format!("{name}.bias"), &[*out_features]);
             }
         }
         Ok(())
@@ -87,6 +87,11 @@ impl Source<Declared> for Declaration {
         if bias {
             self.want(format!("{name}.bias"), &[width]);
         }
+        Ok(())
+    }
+
+    fn rms_norm(&mut self, name: &str, width: usize, _eps: f32) -> Result<()> {
+        self.want(format!("{name}.weight"), &[width]);
         Ok(())
     }
 }

@@ -33,10 +33,11 @@ impl<B: Backend> Source<B> for Loader<'_, B> {
         self.backend.embedding(self.weight(name)?)
     }
 
-    fn linear(&mut self, names: &[&str], _: usize, _: usize, bias: bool) -> Result<B::Linear> {
-        let weights: Vec<Tensor> = names.iter().map(|name| self.weight(name)).collect::<Result<_>>()?;
+    fn joined(&mut self, parts: &[(&str, usize)], _in_features: usize, bias: bool) -> Result<B::Linear> {
+        let names = parts.iter().map(|(name, _)| name);
+        let weights: Vec<Tensor> = names.clone().map(|name| self.weight(name)).collect::<Result<_>>()?;
         let biases: Vec<Tensor> = match bias {
-            true => names.iter().map(|name| self.checkpoint.read(&format!("{name}.bias"))).collect::<Result<_>>()?,
+            true => names.map(|name| self.checkpoint.read(&format!("{name}.bias"))).collect::<Result<_>>()?,
             false => Vec::new(),
         };
         let bias = if bias { Some(joined(biases)?) } else { None };
@@ -45,6 +46,10 @@ impl<B: Backend> Source<B> for Loader<'_, B> {
 
     fn norm(&mut self, name: &str, _width: usize, bias: bool, eps: f32) -> Result<B::Norm> {
         self.backend.norm(self.weight(name)?, self.bias(name, bias)?, eps)
+    }
+
+    fn rms_norm(&mut self, name: &str, _width: usize, eps: f32) -> Result<B::Norm> {
+        self.backend.rms_norm(self.weight(name)?, eps)
     }
 }
 

@@ -29,10 +29,19 @@ pub trait Source<L: Layers> {
     /// The table `{name}.weight` of `(rows, width)`.
     fn embedding(&mut self, name: &str, rows: usize, width: usize) -> Result<L::Embedding>;
 
-    /// Linear layers `{name}.weight` of `(out_features, in_features)` and `{name}.bias`, joined into one along their
-    /// outputs.
-    fn linear(&mut self, names: &[&str], out_features: usize, in_features: usize, bias: bool) -> Result<L::Linear>;
+    /// Linear layers `{name}.weight` of `(out_features, in_features)` and `{name}.bias`, each a name and its
+    /// `out_features`, joined into one along their outputs.
+    fn joined(&mut self, parts: &[(&str, usize)], in_features: usize, bias: bool) -> Result<L::Linear>;
+
+    /// The same for layers with as many outputs each.
+    fn linear(&mut self, names: &[&str], out_features: usize, in_features: usize, bias: bool) -> Result<L::Linear> {
+        let parts: Vec<_> = names.iter().map(|name| (*name, out_features)).collect();
+        self.joined(&parts, in_features, bias)
+    }
 
     /// The layer norm `{name}.weight` of `(width)` and `{name}.bias`.
     fn norm(&mut self, name: &str, width: usize, bias: bool, eps: f32) -> Result<L::Norm>;
+
+    /// The root-mean-square norm `{name}.weight` of `(width)`.
+    fn rms_norm(&mut self, name: &str, width: usize, eps: f32) -> Result<L::Norm>;
 }

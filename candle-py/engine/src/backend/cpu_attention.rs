@@ -1,0 +1,139 @@
+//! Attention of the CPU backend: of whole sequences to themselves, and of new tokens to what a cache holds.
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
+
+use super::Attention;
+use super::rows::{BLOCK_ROWS, Rows};
+use crate::cpu::{AttentionArgs, Kernels, PagedAttentionArgs};
+use crate::generate::StepSequence;
+use crate::kv_cache::{PageWrite, PagedCache};
+
+/// New tokens of one sequence that are handed to another thread at once.
+const STEP_ROWS: usize = 32;
+
+/// Attention of every sequence to itself, sequence after sequence or, where a long one is spread, block after block.
+pub(super) fn attend(
+    spread: bool,
+    kernels: Kernels,
+    attention: &Attention,
+    offsets: &[usize],
+    qkv: &Rows,
+    scratch: &mut Vec<f32>,
+    out: &mut Rows,
+) {
+    let hidden = attention.heads * attention.head_dim;
+    let out = out.reshape(qkv.count(), hidden);
+    for bounds in offsets.windows(2) {
+        let length = bounds[1] - bounds[0];
+        let sequence = qkv.part(bounds[0], length);
+        let out = &mut out[bounds[0] * hidden..bounds[1] * hidden];
+        if !spread || length <= BLOCK_ROWS {
+            attend_rows(kernels, attention, sequence, 0, scratch, out);
+            continue;
+        }
+        let blocks = out.par_chunks_mut(BLOCK_ROWS * hidden).enumerate();
+        blocks.for_each_init(Vec::new, |scratch, (block, out)| {
+            attend_rows(kernels, attention, sequence, block * BLOCK_ROWS, scratch, out);
+        });
+    }
+}
+
+/// Attention of a sequence's rows from `first` on, as many as `out` holds, to the whole sequence.
+fn attend_rows(
+    kernels: Kernels,
+    attention: &Attention,
+    sequence: &[f32],
+    first: usize,
+    scratch: &mut Vec<f32>,
+    out: &mut [f32],
+) {
+    let (q, kv) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+    let stride = attention.qkv_width();
+    let q_len = out.len() / q;
+    // What lies after the last row is seen by none where tokens look back only.
+    let length = if attention.causal { first + q_len } else { sequence.len() / stride };
+    let args = AttentionArgs {
+        q: &sequence[first * stride..],
+        k: &sequence[q..length * stride],
+        v: &sequence[q + kv..length * stride],
+        q_stride: stride,
+        k_stride: stride,
+        v_stride: stride,
+        out_stride: q,
+        q_len,
+        k_len: length,
+        heads: attention.heads,
+        kv_heads: attention.kv_heads,
+        head_dim: attention.head_dim,
+        scale: scale(attention),
+        causal: attention.causal,
+        q_offset: first,
+        window: attention.window.map(|tokens| (tokens, tokens)),
+    };
+    kernels.attention(&args, scratch, out);
+}
+
+fn scale(attention: &Attention) -> f32 {
+    1.0 / (attention.head_dim as f32).sqrt()
+}
+
+/// Writes the keys and values of new tokens to the cache; when all are there, attends.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn attend_cached(
+    spread: bool,
+    kernels: Kernels,
+    attention: &Attention,
+    layer: usize,
+    sequences: &[StepSequence],
+    qkv: &Rows,
+    cache: &mut PagedCache,
+    out: &mut Rows,
+) {
+    let (q, kv) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+    let shape = cache.shape();
+    let write = |write: PageWrite<'_>| {
+        for (token, row) in write.rows.enumerate() {
+            let (keys, values) = qkv.part(row, 1)[q..].split_at(kv);
+            shape.write(write.page, write.slot + token, keys, values);
+        }
+    };
+    let writes = cache.writes(layer, sequences);
+    match spread {
+        true => writes.into_par_iter().for_each(write),
+        false => writes.into_iter().for_each(write),
+    }
+
+    let pages = cache.pages(layer);
+    let mut rest = out.reshape(qkv.count(), q);
+    let mut work = Vec::with_capacity(sequences.len());
+    for sequence in sequences {
+        let (own, later) = std::mem::take(&mut rest).split_at_mut(sequence.tokens.len() * q);
+        rest = later;
+        let blocks = own.chunks_mut(STEP_ROWS * q).enumerate();
+        work.extend(blocks.map(|(block, out)| (sequence, block * STEP_ROWS, out)));
+    }
+    let attend = |scratch: &mut Vec<f32>, (sequence, first, out): (&StepSequence, usize, &mut [f32])| {
+        let args = PagedAttentionArgs {
+            q: qkv.part(sequence.tokens.start + first, out.len() / q),
+            q_stride: qkv.width,
+            q_len: out.len() / q,
+            first: sequence.start + first,
+            heads: attention.heads,
+            shape,
+            pages,
+            table: &sequence.blocks,
+            scale: scale(attention),
+            window: attention.window,
+            out_stride: q,
+        };
+        kernels.paged_attention(&args, scratch, out);
+    };
+    match spread {
+        true => work.into_par_iter().with_max_len(1).for_each_init(Vec::new, attend),
+        false => {
+            let mut scratch = Vec::new();
+            work.into_iter().for_each(|item| attend(&mut scratch, item));
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Causal attention of one sequence's newest tokens to keys and values that lie in pages, read in place.
+//!
+//! The same arithmetic as `attention`, in the same order for every query, so that a token's result has the same bits
+//! whether the tokens before it come from pages or from the batch: scores are chains over the dimensions of a head,
+//! powers are summed key after key, values are added key after key, in the same blocks of keys.
+
+use std::ops::Range;
+
+use super::assert_rows;
+use super::attention::{KEY_BLOCK, LOWEST};
+use super::math::exp2;
+use super::pack::{LINE_FLOATS, Panel, Panels};
+use super::pages::{PAGE_TOKENS, PageShape};
+use super::reduce::greatest_of;
+use super::simd::{Op, Simd, each_register};
+use super::tile::{Ahead, Left, Right, add_product, for_each_height, store_rows, with_width, zeros};
+
+/// Queries that are worked on together.
+const PANEL_QUERIES: usize = 32;
+
+/// Floats from one query's scores to the next: a little more than a block, so that columns do not share a cache set.
+const SCORE_STRIDE: usize = KEY_BLOCK + LINE_FLOATS;
+
+/// The newest tokens of a sequence: queries `(q_len, heads * head_dim)`; every token sees itself and those before it.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedAttentionArgs<'a> {
+    /// Queries.
+    pub q: &'a [f32],
+    /// Floats from one row of q to the next.
+    pub q_stride: usize,
+    /// Rows of q and of the output.
+    pub q_len: usize,
+    /// Position of query row 0.
+    pub first: usize,
+    /// Heads of q and of the output; query head `h` reads `h / (heads / kv_heads)`.
+    pub heads: usize,
+    /// Heads of keys and values, and their width.
+    pub shape: PageShape,
+    /// All pages of the layer.
+    pub pages: &'a [f32],
+    /// Page `table[i]` holds positions from `16 i` on.
+    pub table: &'a [u32],
+    /// Multiplies the scores; positive.
+    pub scale: f32,
+    /// A query at position `p` sees keys from `p - window` on only.
+    pub window: Option<usize>,
+    /// Floats from one row of the output to the next.
+    pub out_stride: usize,
+}
+
+impl PagedAttentionArgs<'_> {
+    /// Asserts that every buffer holds what the sizes say.
+    pub(super) fn check(&self, out_len: usize) {
+        let (heads, PageShape { kv_heads, head_dim }) = (self.heads, self.shape);
+        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "heads is not a multiple of kv_heads");
+        assert!(head_dim > 0, "head_dim is zero");
+        assert!(self.scale > 0.0, "scale is not positive");
+        assert_rows(self.q.len(), self.q_len, heads * head_dim, self.q_stride);
+        assert_rows(out_len, self.q_len, heads * head_dim, self.out_stride);
+        let count = self.pages.len() / self.shape.floats();
+        assert!(self.table.len() * PAGE_TOKENS >= self.first + self.q_len, "table is too short");
+        assert!(self.table.iter().all(|page| (*page as usize) < count), "table names a page that is not there");
+    }
+
+    /// One head of the page that holds position `position`.
+    #[inline(always)]
+    fn head(&self, kv_head: usize, position: usize) -> &[f32] {
+        let page = self.table[position / PAGE_TOKENS] as usize;
+        &self.pages[page * self.shape.floats() + kv_head * self.shape.head_floats()..][..self.shape.head_floats()]
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.shape.kv_heads
+    }
+
+    /// The keys that query `query` (counted row after row, the heads that share keys side by side) sees.
+    fn visible(&self, query: usize) -> Range<usize> {
+        let position = self.first + query / self.group();
+        self.window.map_or(0, |window| position.saturating_sub(window))..position + 1
+    }
+}
+
+/// `Kernels::paged_attention`, whose sizes it has checked.
+pub(super) struct PagedAttention<'a> {
+    pub(super) args: &'a PagedAttentionArgs<'a>,
+    pub(super) scratch: &'a mut Vec<f32>,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Op for PagedAttention<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        let PagedAttention { args, scratch, out } = self;
+        let (dim, width) = (args.shape.head_dim, args.shape.value_width());
+        let parts = [PANEL_QUERIES * dim, PANEL_QUERIES * SCORE_STRIDE, PANEL_QUERIES * width];
+        scratch.resize(scratch.len().max(parts.iter().sum()), 0.0);
+        let (queries, rest) = scratch.split_at_mut(parts[0]);
+        let (scores, rest) = rest.split_at_mut(parts[1]);
+        let count = args.q_len * args.group();
+        for kv_head in 0..args.shape.kv_heads {
+            for first in (0..count).step_by(PANEL_QUERIES) {
+                let panel = first..count.min(first + PANEL_QUERIES);
+                let sums = &mut rest[..panel.len() * width];
+                attend_panel(s, args, kv_head, panel, queries, scores, sums, out);
+            }
+        }
+    }
+}
+
+/// One panel of queries of the heads that share `kv_head`.
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+fn attend_panel<S: Simd>(
+    s: S,
+    args: &PagedAttentionArgs<'_>,
+    kv_head: usize,
+    panel: Range<usize>,
+    queries: &mut [f32],
+    scores: &mut [f32],
+    sums: &mut [f32],
+    out: &mut [f32],
+) {
+    let (dim, group, count) = (args.shape.head_dim, args.group(), panel.len());
+    let place = |query: usize, stride: usize| query / group * stride + (kv_head * group + query % group) * dim;
+    for (to, query) in queries.chunks_exact_mut(dim).zip(panel.clone()) {
+        to.copy_from_slice(&args.q[place(query, args.q_stride)..][..dim]);
+    }
+    sums.fill(0.0);
+    let mut softmax = Softmax::new(s, args.scale);
+    let some = args.visible(panel.start).start..args.visible(panel.end - 1).end;
+    for block in (some.start / KEY_BLOCK * KEY_BLOCK..some.end).step_by(KEY_BLOCK) {
+        let keys = some.start.max(block)..some.end.min(block + KEY_BLOCK);
+        // Registers of keys: a page is a whole number of them.
+        let mut register = keys.start / S::LANES;
+        let end = keys.end.div_ceil(S::LANES);
+        while register < end {
+            let registers = (end - register).min(S::TILE_REGISTERS);
+            let (queries, scores, key) = (&*queries, &mut *scores, register * S::LANES);
+            with_width!(S, registers, |WIDTH| s.run(Scores::<WIDTH> {
+                args,
+                kv_head,
+                key,
+                column: key - block,
+                queries,
+                count,
+                scores,
+            }));
+            register += registers;
+        }
+        let visible = |query: usize| {
+            let visible = args.visible(panel.start + query);
+            let start = visible.start.clamp(keys.start, keys.end);
+            start - block..visible.end.clamp(start, keys.end) - block
+        };
+        softmax.powers(s, scores, count, keys.start - block..keys.end - block, visible);
+        let panels = Panels::new(args.shape.value_width(), S::LANES, S::TILE_REGISTERS);
+        for index in 0..panels.count() {
+            let panel = panels.get(index);
+            let (scores, carried, keys, sums) = (&*scores, &softmax.carried, keys.clone(), &mut *sums);
+            with_width!(S, panel.registers, |WIDTH| s.run(AddPages::<WIDTH> {
+                args,
+                kv_head,
+                keys,
+                block,
+                scores,
+                carried,
+                panel,
+                count,
+                sums,
+            }));
+        }
+    }
+    for (index, (query, sums)) in panel.zip(sums.chunks_exact(args.shape.value_width())).enumerate() {
+        let inverse = 1.0 / softmax.totals[index];
+        let out = &mut out[place(query, args.out_stride)..][..dim];
+        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * inverse);
+    }
+}
+
+/// Scores, not yet scaled, of `WIDTH` registers of keys from position `key` on.
+struct Scores<'a, 'b, const WIDTH: usize> {
+    args: &'b PagedAttentionArgs<'a>,
+    kv_head: usize,
+    key: usize,
+    /// Where the first goes in a row of scores.
+    column: usize,
+    queries: &'b [f32],
+    count: usize,
+    scores: &'b mut [f32],
+}
+
+impl<const WIDTH: usize> Op for Scores<'_, '_, WIDTH> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        let Scores { args, kv_head, key, column, queries, count, scores } = self;
+        let dim = args.shape.head_dim;
+        let mut columns = [std::ptr::null(); WIDTH];
+        for (r, column) in columns.iter_mut().enumerate() {
+            let key = key + r * S::LANES;
+            let keys = &args.head(kv_head, key)[..PAGE_TOKENS * dim];
+            *column = keys[key % PAGE_TOKENS..].as_ptr();
+        }
+        for_each_height!(S, count, |rows, ROWS| {
+            for row in rows.step_by(ROWS) {
+                let queries = &queries[row * dim..][..ROWS * dim];
+                let mut tile = zeros::<S, ROWS, WIDTH>(s);
+                for i in 0..dim {
+                    let mut keys = [s.splat(0.0); WIDTH];
+                    for (keys, column) in keys.iter_mut().zip(columns) {
+                        // SAFETY: `LANES` keys of dimension `i < dim` from a column that is a multiple of `LANES`, which
+                        // divides the page.
+                        *keys = unsafe { s.load(column.add(i * PAGE_TOKENS)) };
+                    }
+                    for (m, sums) in tile.iter_mut().enumerate() {
+                        // SAFETY: the slice holds `ROWS` queries of `dim`.
+                        let query = s.splat(unsafe { *queries.as_ptr().add(m * dim + i) });
+                        for (sum, keys) in sums.iter_mut().zip(keys) {
+                            *sum = s.mul_add(query, keys, *sum);
+                        }
+                    }
+                }
+                let to = &mut scores[row * SCORE_STRIDE + column..][..(ROWS - 1) * SCORE_STRIDE + WIDTH * S::LANES];
+                // SAFETY: the slice holds the tile's rows.
+                unsafe { store_rows(s, tile, to.as_mut_ptr(), SCORE_STRIDE, WIDTH * S::LANES) };
+            }
+        });
+    }
+}
+
+/// The softmax of a panel of queries, carried on from block to block of keys.
+struct Softmax<V> {
+    factor: V,
+    greatest: [f32; PANEL_QUERIES],
+    /// Sums of powers so far.
+    totals: [f32; PANEL_QUERIES],
+    /// What the sums of earlier blocks are multiplied by.
+    carried: [f32; PANEL_QUERIES],
+}
+
+impl<V: Copy> Softmax<V> {
+    #[inline(always)]
+    fn new<S: Simd<V = V>>(s: S, scale: f32) -> Self {
+        Self {
+            factor: s.splat(scale * std::f32::consts::LOG2_E),
+            greatest: [LOWEST; PANEL_QUERIES],
+            totals: [0.0; PANEL_QUERIES],
+            carried: [1.0; PANEL_QUERIES],
+        }
+    }
+
+    /// Turns the scores of a block into powers, zero where a query does not see the key.
+    #[inline(always)]
+    fn powers<S: Simd<V = V>>(
+        &mut self,
+        s: S,
+        scores: &mut [f32],
+        count: usize,
+        keys: Range<usize>,
+        visible: impl Fn(usize) -> Range<usize>,
+    ) {
+        let factor = self.factor;
+        let mut shift = [0.0; PANEL_QUERIES];
+        let mut added = [0.0; PANEL_QUERIES];
+        let before = self.greatest;
+        for (query, row) in scores.chunks_exact(SCORE_STRIDE).enumerate().take(count) {
+            let here = greatest_of(s, &row[visible(query)]);
+            if here > self.greatest[query] {
+                self.greatest[query] = here;
+            }
+        }
+        for i in (0..PANEL_QUERIES).step_by(S::LANES) {
+            // SAFETY: all arrays are whole registers long.
+            unsafe {
+                let greatest = s.load(self.greatest.as_ptr().add(i));
+                let less = s.sub(s.load(before.as_ptr().add(i)), greatest);
+                s.store(s.mul(s.sub(s.splat(0.0), greatest), factor), shift.as_mut_ptr().add(i));
+                s.store(exp2(s, s.mul(less, factor)), self.carried.as_mut_ptr().add(i));
+            }
+        }
+        for (query, row) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate().take(count) {
+            let visible = visible(query);
+            let shift = s.splat(shift[query]);
+            row[keys.start..visible.start].fill(0.0);
+            row[visible.end..keys.end].fill(0.0);
+            let at = row[visible.clone()].as_mut_ptr();
+            each_register!(S, visible.len(), |i, lanes| {
+                // SAFETY: `lanes` floats are left.
+                unsafe {
+                    let power = exp2(s, s.mul_add(s.load_first(at.add(i), lanes, 0.0), factor, shift));
+                    s.store_first(power, at.add(i), lanes);
+                }
+            });
+        }
+        // Key after key, several queries side by side to hide the latency of an addition.
+        const SIDE: usize = 8;
+        for first in (0..count).step_by(SIDE) {
+            let rows = &scores[first * SCORE_STRIDE..];
+            let sums = &mut added[first..first + SIDE];
+            if count - first >= SIDE {
+                for key in keys.clone() {
+                    for (query, sum) in sums.iter_mut().enumerate() {
+                        *sum += rows[query * SCORE_STRIDE + key];
+                    }
+                }
+            } else {
+                for (row, sum) in rows.chunks_exact(SCORE_STRIDE).zip(sums).take(count - first) {
+                    *sum = row[keys.clone()].iter().fold(0.0, |sum, power| sum + power);
+                }
+            }
+        }
+        for i in (0..PANEL_QUERIES).step_by(S::LANES) {
+            // SAFETY: all arrays are whole registers long.
+            unsafe {
+                let total = self.totals.as_mut_ptr().add(i);
+                let (carried, added) = (s.load(self.carried.as_ptr().add(i)), s.load(added.as_ptr().add(i)));
+                s.store(s.mul_add(s.load(total), carried, added), total);
+            }
+        }
+    }
+}
+
+/// Adds powers times values of a block of keys to the queries' sums, in `WIDTH` registers of columns.
+struct AddPages<'a, 'b, const WIDTH: usize> {
+    args: &'b PagedAttentionArgs<'a>,
+    kv_head: usize,
+    keys: Range<usize>,
+    /// The position that column 0 of the scores stands for.
+    block: usize,
+    scores: &'b [f32],
+    carried: &'b [f32; PANEL_QUERIES],
+    panel: Panel,
+    count: usize,
+    sums: &'b mut [f32],
+}
+
+impl<const WIDTH: usize> Op for AddPages<'_, '_, WIDTH> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        let AddPages { args, kv_head, keys, block, scores, carried, panel, count, sums } = self;
+        let PageShape { head_dim, .. } = args.shape;
+        let stride = args.shape.value_width();
+        for_each_height!(S, count, |rows, ROWS| {
+            for row in rows.step_by(ROWS) {
+                let sums = &mut sums[row * stride + panel.start..][..(ROWS - 1) * stride + WIDTH * S::LANES];
+                let mut tile = zeros::<S, ROWS, WIDTH>(s);
+                for (m, tile) in tile.iter_mut().enumerate() {
+                    let carried = s.splat(carried[row + m]);
+                    for (r, sum) in tile.iter_mut().enumerate() {
+                        // SAFETY: the slice holds the tile's rows.
+                        *sum = s.mul(unsafe { s.load(sums.as_ptr().add(m * stride + r * S::LANES)) }, carried);
+                    }
+                }
+                let mut key = keys.start;
+                while key < keys.end {
+                    let many = (keys.end - key).min(PAGE_TOKENS - key % PAGE_TOKENS);
+                    let powers = &scores[row * SCORE_STRIDE + key - block..][..(ROWS - 1) * SCORE_STRIDE + many];
+                    let values = &args.head(kv_head, key)[PAGE_TOKENS * head_dim..];
+                    let values = &values[key % PAGE_TOKENS * stride + panel.start..];
+                    let values = &values[..(many - 1) * stride + WIDTH * S::LANES];
+                    let left = Left { at: powers.as_ptr(), row: SCORE_STRIDE, step: 1 };
+                    let right = Right { at: values.as_ptr(), step: stride };
+                    // SAFETY: the two slices are what the product reads.
+                    tile = unsafe { add_product(s, tile, left, right, many, Ahead::NOTHING) };
+                    key += many;
+                }
+                // SAFETY: the slice holds the tile's rows.
+                unsafe { store_rows(s, tile, sums.as_mut_ptr(), stride, WIDTH * S::LANES) };
+            }
+        });
+    }
+}
