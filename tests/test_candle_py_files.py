@@ -90,7 +90,9 @@ def test_a_model_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     model.config["model_type"] = "mpnet"
     error = _refusal(model.write())
     assert str(error) == "config.json: model_type is not supported: `mpnet`"
-    assert error.hint == "supported model types: bert, roberta, xlm-roberta, distilbert, modernbert"
+    assert (
+        error.hint == "supported model types: bert, roberta, xlm-roberta, distilbert, modernbert, llama, qwen2, qwen3"
+    )
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

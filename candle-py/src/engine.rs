@@ -103,6 +103,18 @@ impl Engine {
         Ok(detached(py, || self.engine.classify(&batch.ragged()))?.into())
     }
 
+    /// The logits of every token over the vocabulary, (tokens, vocab_size).
+    fn logits(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<Array> {
+        let batch = Batch::new(ids, offsets, None)?;
+        Ok(detached(py, || self.engine.logits(&batch.ragged()))?.into())
+    }
+
+    /// The logarithm of every token's probability after those before it, (tokens, 1).
+    fn token_logprobs(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<Array> {
+        let batch = Batch::new(ids, offsets, None)?;
+        Ok(detached(py, || self.engine.token_logprobs(&batch.ragged()))?.into())
+    }
+
     fn __repr__(&self) -> String {
         let info = self.engine.info();
         format!("Engine({}, hidden_size={}, layers={})", info.architecture, info.hidden_size, info.layers)
@@ -222,8 +234,13 @@ fn facts<'py>(py: Python<'py>, info: &Info) -> PyResult<Bound<'py, PyDict>> {
     let facts = PyDict::new(py);
     facts.set_item("architecture", &info.architecture)?;
     facts.set_item("model_type", &info.model_type)?;
+    facts.set_item("kind", info.kind)?;
     facts.set_item("hidden_size", info.hidden_size)?;
     facts.set_item("layers", info.layers)?;
+    facts.set_item("heads", info.heads)?;
+    facts.set_item("kv_heads", info.kv_heads)?;
+    facts.set_item("head_dim", info.head_dim)?;
+    facts.set_item("tied", info.tied)?;
     facts.set_item("vocab_size", info.vocab_size)?;
     facts.set_item("max_positions", info.max_positions)?;
     facts.set_item("type_vocab_size", info.type_vocab_size)?;
