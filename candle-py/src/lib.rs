@@ -4,6 +4,7 @@ mod arrays;
 mod arrow;
 mod engine;
 mod error;
+mod gguf;
 mod inputs;
 
 #[global_allocator]
@@ -16,4 +17,6 @@ mod _native {
     use crate::arrays::Array;
     #[pymodule_export]
     use crate::engine::{Engine, capabilities, convert_pickle, inspect};
+    #[pymodule_export]
+    use crate::gguf::gguf_metadata;
 }

@@ -82,6 +82,18 @@ def capabilities() -> dict[str, Any]:
     return found
 
 
+def read_gguf_metadata(path: Path) -> dict[str, Any]:
+    """Everything in a GGUF file's header but its tensors: plain values and lists of them, by key.
+
+    Raises:
+        ModelError: The file is missing, damaged, or of another format or version.
+    """
+    try:
+        return candle_py.gguf_metadata(str(path))
+    except candle_py.EngineError as error:
+        raise _translated(error) from error
+
+
 def convert_weights(source: Path, target: Path) -> int:
     """Write the tensors of a PyTorch pickle (or of an index of several) as safetensors; nothing in it is executed.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from candle_py._native import Array, Engine, capabilities, convert_pickle, inspect
+from candle_py._native import Array, Engine, capabilities, convert_pickle, gguf_metadata, inspect
 from candle_py.errors import DeviceError, EngineError, InputError, InternalError, ModelError
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "ModelError",
     "capabilities",
     "convert_pickle",
+    "gguf_metadata",
     "inspect",
 ]

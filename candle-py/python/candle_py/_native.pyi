@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, TypeAlias, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Array", "Engine", "capabilities", "convert_pickle", "inspect"]
+__all__ = ["Array", "Engine", "capabilities", "convert_pickle", "gguf_metadata", "inspect"]
 
 class _NumpyArray(Protocol):
     # NumPy's own stubs tell of the buffer from Python 3.12 on.
@@ -165,4 +165,13 @@ def convert_pickle(source: str | PathLike[str], target_dir: str | PathLike[str])
     Raises:
         ModelError: a file that is damaged or holds anything but tensors.
         InputError: the target holds weights already.
+    """
+
+def gguf_metadata(path: str | PathLike[str]) -> dict[str, Any]:
+    """Read a GGUF file's metadata: plain numbers, truth values, strings, and lists of one of these.
+
+    Strings whose bytes are no UTF-8 come with replacement characters. No tensor is looked at.
+
+    Raises:
+        ModelError: a file that is missing, damaged, or of another format or version.
     """

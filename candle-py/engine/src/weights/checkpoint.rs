@@ -1,4 +1,5 @@
-//! A folder's safetensors files: found, mapped and checked whole, header against length, before any tensor is read.
+//! A model's weights files, safetensors or GGUF: found, mapped and checked whole, header against length, before any
+//! tensor is read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -11,10 +12,19 @@ use memmap2::Mmap;
 use memmap2::UncheckedAdvice;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorView};
 
+use super::gguf::GgufWeights;
 use crate::config::read_json;
 use crate::error::{Error, Problems, Result};
+use crate::gguf::GgufFile;
 
-/// One file, whose header is known to fit its length.
+/// One file, of either format.
+#[derive(Debug)]
+enum WeightsFile {
+    Safetensors(MappedFile),
+    Gguf(GgufWeights),
+}
+
+/// One safetensors file, whose header is known to fit its length.
 #[derive(Debug)]
 struct MappedFile {
     map: Mmap,
@@ -25,7 +35,7 @@ struct MappedFile {
 /// What a header says of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorHeader {
-    /// How its numbers are stored.
+    /// How its numbers are stored; float32 for all of a GGUF file, whose blocks are told apart when they are read.
     pub dtype: Dtype,
     /// Its sizes, outermost first.
     pub shape: Vec<usize>,
@@ -34,11 +44,11 @@ pub struct TensorHeader {
     file: usize,
 }
 
-/// All tensors of a folder by name; their data stays in the files until asked for. Names that old checkpoints use for
+/// All tensors of a model by name; their data stays in the files until asked for. Names that old checkpoints use for
 /// the two halves of a layer norm (gamma, beta) are told as today's (weight, bias).
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Vec<MappedFile>,
+    files: Vec<WeightsFile>,
     tensors: BTreeMap<String, TensorHeader>,
 }
 
@@ -75,6 +85,21 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Takes the tensors of a GGUF file under the names that Hugging Face's checkpoints have.
+    ///
+    /// # Errors
+    /// A tensor of a kind that is not supported, or one that is not whole.
+    pub fn from_gguf(file: GgufFile) -> Result<Self> {
+        let weights = GgufWeights::new(file)?;
+        let tensors = weights.names().map(|(name, stored_name, shape)| {
+            (
+                name,
+                TensorHeader { dtype: Dtype::F32, shape: shape.to_vec(), stored_name: stored_name.to_owned(), file: 0 },
+            )
+        });
+        Ok(Self { tensors: tensors.collect(), files: vec![WeightsFile::Gguf(weights)] })
+    }
+
     fn add_file(&mut self, path: &Path, problems: &mut Problems) {
         let file = match MappedFile::open(path) {
             Ok(file) => file,
@@ -88,7 +113,7 @@ impl Checkpoint {
                 problems.push(format!("tensor is there twice: `{}`", earlier.stored_name));
             }
         }
-        self.files.push(file);
+        self.files.push(WeightsFile::Safetensors(file));
     }
 
     /// Every tensor, by name.
@@ -99,10 +124,14 @@ impl Checkpoint {
     /// Reads one tensor and converts it to float32.
     pub fn read(&self, name: &str) -> Result<Tensor> {
         let header = self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))?;
-        let file = &self.files[header.file];
-        let tensor = file.view(&header.stored_name)?.load(&Device::Cpu)?.to_dtype(DType::F32)?;
-        file.let_go(&header.stored_name);
-        Ok(tensor)
+        match &self.files[header.file] {
+            WeightsFile::Safetensors(file) => {
+                let tensor = file.view(&header.stored_name)?.load(&Device::Cpu)?.to_dtype(DType::F32)?;
+                file.let_go(&header.stored_name);
+                Ok(tensor)
+            }
+            WeightsFile::Gguf(file) => file.read(&header.stored_name),
+        }
     }
 }
 
