@@ -9,6 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::arrays::Array;
 use crate::error::{detached, to_python};
+use crate::generator::Generator;
 use crate::inputs::{natural, numbers, optional_numbers};
 
 /// A loaded model, ready to run on any thread; the GIL is released while it loads and runs.
@@ -115,6 +116,18 @@ impl Engine {
     fn token_logprobs(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, None)?;
         Ok(detached(py, || self.engine.token_logprobs(&batch.ragged()))?.into())
+    }
+
+    /// Generates tokens for many requests at a time.
+    #[pyo3(signature = (*, max_rows=64, cache_bytes=None, step_tokens=512))]
+    fn generator(
+        &self,
+        py: Python<'_>,
+        max_rows: i64,
+        cache_bytes: Option<i64>,
+        step_tokens: i64,
+    ) -> PyResult<Generator> {
+        Generator::new(py, &self.engine, max_rows, cache_bytes, step_tokens)
     }
 
     fn __repr__(&self) -> String {

@@ -4,6 +4,7 @@ mod arrays;
 mod arrow;
 mod engine;
 mod error;
+mod generator;
 mod gguf;
 mod inputs;
 
@@ -17,6 +18,8 @@ mod _native {
     use crate::arrays::Array;
     #[pymodule_export]
     use crate::engine::{Engine, capabilities, convert_pickle, inspect};
+    #[pymodule_export]
+    use crate::generator::{Event, Generator};
     #[pymodule_export]
     use crate::gguf::gguf_metadata;
 }

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from candle_py._native import Array, Engine, capabilities, convert_pickle, gguf_metadata, inspect
+from candle_py._native import (
+    Array,
+    Engine,
+    Event,
+    Generator,
+    capabilities,
+    convert_pickle,
+    gguf_metadata,
+    inspect,
+)
 from candle_py.errors import DeviceError, EngineError, InputError, InternalError, ModelError
 
 __all__ = [
@@ -10,6 +19,8 @@ __all__ = [
     "DeviceError",
     "Engine",
     "EngineError",
+    "Event",
+    "Generator",
     "InputError",
     "InternalError",
     "ModelError",

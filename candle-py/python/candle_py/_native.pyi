@@ -1,11 +1,12 @@
 """The native half of `candle_py`: what the compiled module offers, as types."""
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Array", "Engine", "capabilities", "convert_pickle", "gguf_metadata", "inspect"]
+__all__ = ["Array", "Engine", "Event", "Generator", "capabilities", "convert_pickle", "gguf_metadata", "inspect"]
 
 class _NumpyArray(Protocol):
     # NumPy's own stubs tell of the buffer from Python 3.12 on.
@@ -130,6 +131,115 @@ class Engine:
 
         Raises:
             InputError: as of `logits`.
+        """
+    def generator(self, *, max_rows: int = 64, cache_bytes: int | None = None, step_tokens: int = 512) -> Generator:
+        """Make a generator, with a cache of its own.
+
+        Args:
+            max_rows: sequences in the model at a time.
+            cache_bytes: keys and values at most; by default 1 GiB, or what `max_rows` full rows need if that is less. A
+                small cache makes requests wait, or begin again, but changes nothing of what they give.
+            step_tokens: tokens of a step: one of every running row, then prompts. More is faster on long prompts, less
+                keeps the steps of others short.
+
+        Raises:
+            InputError: a model without a language model head, or a limit that makes no sense.
+        """
+
+class _Constraint(Protocol):
+    def mask(self, new_ids: list[int], /) -> bytes | None: ...
+
+@final
+class Event:
+    """News of one request."""
+
+    @property
+    def request_id(self) -> int:
+        """The request."""
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens since its last event; never a stop token."""
+    @property
+    def logprobs(self) -> list[float]:
+        """Their log-probabilities under the model's own distribution, before penalty, mask and temperature."""
+    @property
+    def finish(self) -> Literal["stop", "length", "stopped", "error"] | None:
+        """Why the request ended, in its last event: a stop token or its constraint, its length, `stop`, an error."""
+    @property
+    def error(self) -> str | None:
+        """What went wrong, where `finish` is "error"."""
+
+@final
+class Generator:
+    """Generates tokens for many requests at a time; see `Engine.generator`. For one thread at a time.
+
+    What a request gives depends on its prompt and options alone, not on the others or on the cache's size.
+    """
+
+    def add(
+        self,
+        request_id: int,
+        ids: _UInt32s,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop_ids: Sequence[int] = (),
+        beams: int = 1,
+        length_penalty: float = 1.0,
+        min_new_tokens: int = 0,
+        constraint: _Constraint | None = None,
+    ) -> None:
+        """Take a request; it begins when there is room.
+
+        Logits pass through repetition penalty, constraint, temperature, top-k, top-p and min-p in that order.
+
+        Args:
+            request_id: the caller's number, of no other request on its way.
+            ids: the prompt, at least one token.
+            max_new_tokens: at most so many new tokens; fewer where the model's positions end.
+            temperature: divides the logits; 0 takes the most likely token, of equals the lowest id.
+            top_k: only the so many most likely tokens.
+            top_p: only the most likely tokens that reach this probability together.
+            min_p: only tokens at least this likely, as a share of the most likely one's probability.
+            repetition_penalty: makes tokens of prompt and output less likely when above 1.
+            seed: the random numbers are a function of it and of the number of new tokens.
+            stop_ids: tokens that end the output, without being part of it.
+            beams: beams of a beam search, whose tokens come in one event at its end; needs temperature 0.
+            length_penalty: a beam's log-probability is divided by its length to this power.
+            min_new_tokens: no stop token is taken before so many, unless the constraint allows nothing else.
+            constraint: its `mask(new_ids)` is called before every choice with the tokens since the last call, and
+                returns a bit per token id, little-endian uint32 words with the least significant bit first, or None to
+                end the output. An exception of it ends this request alone.
+
+        Raises:
+            InputError: a prompt or option that makes no sense or fits neither model nor cache.
+        """
+    def step(self) -> list[Event]:
+        """Carry tokens of all requests that have room through the model, and tell what came of it.
+
+        Prompts enter in pieces of `step_tokens`; a request that has its prompt behind it gets one token. Nothing
+        happens where no request is pending.
+        """
+    def stop(self, request_id: int) -> None:
+        """End a request: its room is free at once, its last event comes with the next step. Unknown ids are ignored."""
+    @property
+    def free_rows(self) -> int:
+        """Rows that further requests could take at once; a beam search takes as many as it has beams."""
+    @property
+    def pending(self) -> int:
+        """Requests whose last event has not been told."""
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What has been done and what the cache holds.
+
+        Keys: steps, prefill_tokens (those of preempted requests again), decode_tokens, shared_tokens (of prompts, found
+        in the cache), preemptions, model_s, mask_s and sampling_s (seconds), block_bytes (of 16 tokens), blocks,
+        held_blocks, kept_blocks (of no request, kept for a later one that begins alike).
         """
 
 def inspect(model_dir: str | PathLike[str], *, pooling: str = "auto") -> dict[str, Any]:

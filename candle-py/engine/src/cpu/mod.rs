@@ -172,6 +172,16 @@ impl Kernels {
         dispatch(self.isa, reduce::Softmax { row });
     }
 
+    /// The greatest number of a row, minus infinity when it is empty; NaNs are passed over.
+    pub fn greatest(&self, row: &[f32]) -> f32 {
+        dispatch(self.isa, reduce::Greatest { row })
+    }
+
+    /// `row = exp(row * factor)` in place for numbers that are not above 0, and the sum of that.
+    pub fn exponentials(&self, row: &mut [f32], factor: f32) -> f32 {
+        dispatch(self.isa, reduce::Exponentials { row, factor })
+    }
+
     /// The logarithm of the sum of the row's exponentials, which take the row's place.
     pub fn log_sum_exp(&self, row: &mut [f32]) -> f32 {
         dispatch(self.isa, reduce::LogSumExp { row })

@@ -135,6 +135,35 @@ impl Op for Softmax<'_> {
     }
 }
 
+/// `Kernels::greatest`.
+pub(super) struct Greatest<'a> {
+    pub(super) row: &'a [f32],
+}
+
+impl Op for Greatest<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) -> f32 {
+        greatest_of(s, self.row)
+    }
+}
+
+/// `Kernels::exponentials`.
+pub(super) struct Exponentials<'a> {
+    pub(super) row: &'a mut [f32],
+    pub(super) factor: f32,
+}
+
+impl Op for Exponentials<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) -> f32 {
+        exp_and_sum(s, self.row, 0.0, self.factor)
+    }
+}
+
 /// `Kernels::log_sum_exp`.
 pub(super) struct LogSumExp<'a> {
     pub(super) row: &'a mut [f32],

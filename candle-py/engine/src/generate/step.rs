@@ -1,64 +1,99 @@
-//! One step of generation, as the scheduler asks for it and a model answers it. Knows no model and no sampling.
+//! What generation asks of a model: to carry new tokens of many sequences through it, over a paged cache whose blocks
+//! the caller gives out. Knows nothing of prompts, sampling or who holds which block.
 
 use std::ops::Range;
 
 use crate::error::Result;
 
-/// Tokens whose keys and values one block of the cache holds.
+/// Positions of a cache block.
 pub const BLOCK_TOKENS: usize = 16;
 
 /// Sequences that enter the model together, each with some new tokens after what its cache already holds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepBatch {
-    /// The new tokens of all sequences, one sequence after the other.
+    /// The new tokens of all sequences.
     pub tokens: Vec<u32>,
     /// The sequences.
     pub sequences: Vec<StepSequence>,
 }
 
 /// One sequence of a step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepSequence {
     /// Its new tokens in [`StepBatch::tokens`], at least one.
     pub tokens: Range<usize>,
-    /// The position of the first of them: how many tokens the cache already holds.
+    /// Position of the first of them, which is also how many tokens its cache holds.
     pub start: usize,
-    /// Its block table: block `i` holds positions from `i * BLOCK_TOKENS` on; covers all positions up to the last new one.
+    /// Its block table, which covers `start + tokens.len()` positions: block `i` holds the positions from
+    /// `i * BLOCK_TOKENS` on.
     pub blocks: Vec<u32>,
-    /// Which logits are wanted.
+    /// Which of its new tokens' logits are wanted.
     pub logits: Logits,
 }
 
-/// Which of a sequence's new tokens the logits are wanted of.
+/// Which logits of a sequence's new tokens are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
-    /// None.
+    /// No token's.
     None,
-    /// The last.
+    /// The last token's.
     Last,
-    /// All.
+    /// Every token's.
     All,
 }
 
-/// A model with a cache of keys and values, cut into blocks that its caller hands out.
+/// A causal model with a paged cache of keys and values.
 pub trait StepModel: Send {
-    /// Token ids are below this, and a row of logits is as wide.
+    /// Token ids are below this; a row of logits has so many numbers.
     fn vocab_size(&self) -> usize;
-    /// The most tokens that one sequence may have.
+
+    /// The most tokens of a sequence.
     fn max_positions(&self) -> usize;
-    /// Bytes of the cache that one block takes, over all layers.
+
+    /// Cache bytes of one block over all layers.
     fn block_bytes(&self) -> usize;
+
     /// Gives the cache so many blocks; what the first of them hold stays.
     ///
     /// # Errors
-    /// When there is not so much memory.
+    /// The memory is not there.
     fn resize_cache(&mut self, blocks: usize) -> Result<()>;
-    /// Runs the new tokens of every sequence through the model: writes their keys and values into the sequences' blocks,
-    /// then attends. `logits` is made the wanted rows of all sequences, in order, `(rows, vocab_size)`.
+
+    /// Writes the new tokens' keys and values into their sequences' blocks, then attends. `logits` becomes the wanted
+    /// rows in the order of the sequences, `(wanted, vocab_size)`.
+    ///
+    /// A sequence's result does not depend on the others, nor on how its tokens were cut into steps.
     ///
     /// # Errors
-    /// When the batch does not fit the model or the cache.
+    /// The batch does not fit the model.
     fn step(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()>;
-    /// Makes block `to` hold what block `from` does.
+
+    /// Copies what block `from` holds to block `to`: before a sequence writes to a partly filled block that it shares.
     fn copy_block(&mut self, from: u32, to: u32);
+}
+
+impl<M: StepModel + ?Sized> StepModel for Box<M> {
+    fn vocab_size(&self) -> usize {
+        (**self).vocab_size()
+    }
+
+    fn max_positions(&self) -> usize {
+        (**self).max_positions()
+    }
+
+    fn block_bytes(&self) -> usize {
+        (**self).block_bytes()
+    }
+
+    fn resize_cache(&mut self, blocks: usize) -> Result<()> {
+        (**self).resize_cache(blocks)
+    }
+
+    fn step(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()> {
+        (**self).step(batch, logits)
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) {
+        (**self).copy_block(from, to);
+    }
 }
