@@ -62,7 +62,8 @@ class Engine:
         """Load the model in a folder.
 
         Args:
-            model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any.
+            model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any; or a GGUF
+                file, or a folder that holds one and no config.json.
             device: "cpu" or "auto".
             dtype: what to compute with: "auto" or "float32"; weights stored in float16 or bfloat16 are converted.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
