@@ -64,7 +64,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     task, notes = _decide_task(spec, model, info)
     output_schema, columns, results = _output_schema(spec, listing.schema, task.width)
     shards = plan_shards(listing.files, target_rows=spec.sharding.target_rows, target_bytes=spec.sharding.target_bytes)
-    source = str(model.path) if Path(model.source).expanduser().is_dir() else model.source
+    source = str(model.path) if Path(model.source).expanduser().exists() else model.source
     model_config = ModelConfig(
         source, model.revision, model.digest, info.dtype if spec.model.dtype == "auto" else spec.model.dtype, device
     )

@@ -116,3 +116,11 @@ def test_a_damaged_file_is_a_model_error(tmp_path: Path) -> None:
 )
 def test_files_on_the_hub_are_told_from_paths(source: str, found: tuple[str, str] | None) -> None:
     assert split_hub_file(source) == found
+
+
+def test_a_folder_with_a_config_and_no_other_weights_tells_to_name_the_file(tmp_path: Path) -> None:
+    _model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="no weights in safetensors") as caught:
+        resolve_model(str(tmp_path))
+    assert caught.value.hint == "model.gguf is there: name the file itself in model.source"

@@ -93,6 +93,11 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == GGUF_SUFFIX and path.is_file()
 
 
+def gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files in a folder, sorted."""
+    return sorted(path for path in folder.iterdir() if is_gguf(path))
+
+
 def only_gguf(folder: Path) -> Path | None:
     """The GGUF file that a folder without `config.json` stands for; None when it holds none.
 
@@ -101,7 +106,7 @@ def only_gguf(folder: Path) -> Path | None:
     """
     if (folder / CONFIG).is_file():
         return None
-    files = sorted(path for path in folder.iterdir() if is_gguf(path))
+    files = gguf_files(folder)
     if len(files) > 1:
         raise ModelError(
             f"the model folder holds {len(files)} GGUF files: `{folder}`",

@@ -19,7 +19,7 @@ from sharding.errors import InputError, NotFoundError
 from workers.errors import ModelError
 from workers.model.digest import digest_model
 from workers.model.hub import fetch_gguf, fetch_model, is_hub_id, split_hub_file
-from workers.model.layout import CONFIG, GGUF_SUFFIX, is_gguf, only_gguf, text_folder, weight_files
+from workers.model.layout import CONFIG, GGUF_SUFFIX, gguf_files, is_gguf, only_gguf, text_folder, weight_files
 
 PACKAGE_PREFIX = "package:"
 
@@ -114,7 +114,9 @@ def locate(path: Path, source: str, commit: str | None) -> ModelLocation:
 def missing_weights(inner: Path, named: Path) -> ModelError:
     pickled = sorted([*inner.glob("*.bin"), *inner.glob("*.bin.index.json")])
     hint = "only safetensors are read: model.safetensors, or an index and the files it names"
-    if pickled:
+    if files := gguf_files(inner):
+        hint = f"{files[0].name} is there: name the file itself in model.source"
+    elif pickled:
         hint = f"{pickled[0].name} is there: `candelabra convert {named} NEW_FOLDER` makes safetensors of it"
     return ModelError(f"the model has no weights in safetensors: `{named}`", hint=hint)
 

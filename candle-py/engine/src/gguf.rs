@@ -150,22 +150,32 @@ impl GgufFile {
 /// # Errors
 /// [`Error::Model`] for a folder that holds several.
 pub fn find_gguf(path: &Path) -> Result<Option<PathBuf>> {
-    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     if !path.is_dir() {
         return Ok(is_gguf(path).then(|| path.to_owned()));
     }
     if path.join("config.json").exists() {
         return Ok(None);
     }
-    let entries = path.read_dir().map_err(|error| Error::file(path, format!("folder cannot be read ({error})")))?;
-    let mut files: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(|file| is_gguf(file) && file.is_file()).collect();
+    let mut files = gguf_files(path);
     match files.len() {
         0 | 1 => Ok(files.pop()),
         count => {
             Err(Error::file(path, format!("folder holds {count} GGUF files")).with_hint("give the path of one of them"))
         }
     }
+}
+
+/// The GGUF files in a folder, sorted; none of a folder that cannot be read.
+pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|file| is_gguf(file) && file.is_file()).collect();
+    files.sort();
+    files
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
 struct Header {

@@ -193,6 +193,7 @@ fn a_folder_with_a_config_is_none_of_gguf() {
     let error = inspect(dir, None).unwrap_err();
     assert!(matches!(error, Error::Model { .. }));
     assert!(error.to_string().starts_with("no model.safetensors or"));
+    assert!(error.hint().unwrap().starts_with("it has a GGUF file: give its own path"));
 }
 
 #[test]

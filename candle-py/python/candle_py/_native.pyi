@@ -63,7 +63,8 @@ class Engine:
         """Load the model in a folder.
 
         Args:
-            model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any.
+            model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any; or a GGUF
+                file, or a folder that holds one and no config.json.
             device: "cpu" or "auto".
             dtype: how weights are held: "float32" (which "auto" means) or "bfloat16", rounded to nearest and half the
                 memory; arithmetic is float32 either way, and weights stored in another format are converted.

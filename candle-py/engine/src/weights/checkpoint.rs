@@ -15,7 +15,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorV
 use super::gguf::GgufWeights;
 use crate::config::read_json;
 use crate::error::{Error, Problems, Result};
-use crate::gguf::GgufFile;
+use crate::gguf::{GgufFile, gguf_files};
 
 /// One file, of either format.
 #[derive(Debug)]
@@ -214,6 +214,9 @@ fn read_index(path: &Path) -> Result<HashMap<String, String>> {
 fn no_weights(dir: &Path) -> Error {
     let pickles = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
     let error = Error::file(dir, "no model.safetensors or model.safetensors.index.json");
+    if let Some(file) = gguf_files(dir).first() {
+        return error.with_hint(format!("it has a GGUF file: give its own path, {}", file.display()));
+    }
     match pickles.iter().find(|name| dir.join(name).exists()) {
         Some(name) => error.with_hint(format!("it has {name}: turn it into safetensors with `jobs convert`")),
         None => error.with_hint("give the folder that holds config.json and the weights"),
