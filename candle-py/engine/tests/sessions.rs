@@ -246,7 +246,7 @@ fn what_a_broken_row_left_in_a_block_reaches_nobody() {
     folder.tensors.insert(name.into(), Tensor::from_vec(table, &[384, 64], &Device::Cpu).unwrap());
     let engine = load(folder.write());
     let good = vec![1, 2, 3, 4, 5];
-    let bad = vec![7; 20];
+    let bad = [7; 20];
     let mut session = session(&engine, 3);
     let mut logits = Vec::new();
     let sequence = |tokens, start, blocks| StepSequence { tokens, start, blocks, logits: Logits::Last };
