@@ -110,7 +110,7 @@ class TaskSpec(Section):
         "labels: the prompt (score: may be left out).",
     )
     query: str | None = Field(None, min_length=1, description="rerank: the first text of the pair, likewise.")
-    messages: Annotated[tuple[MessageSpec, ...], Field(min_length=1)] | None = Field(
+    messages: tuple[MessageSpec, ...] | None = Field(
         None,
         description="generate, score, classify with labels: instead of `text`, a chat, rendered by the model's own "
         "chat template.",
@@ -199,6 +199,8 @@ class TaskSpec(Section):
             if not self.text and self.chat is True:
                 raise ValueError("`chat: true` needs `text` or `messages`")
         else:
+            if not self.messages:
+                raise ValueError("`messages` holds no message")
             if self.text is not None:
                 raise ValueError("`text` and `messages` exclude each other")
             if self.chat is False:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,3 @@ def write_decoder(
         generation_config=generation,
     )
     return f"fake:8:{folder}"
-
-
-def read_json(path: Path) -> Any:
-    """Content of a file."""
-    return json.loads(path.read_text())

@@ -54,6 +54,7 @@ class SchemaConstraint:
             raise _refused(str(error), schema) from error
         self._first = llguidance.LLMatcher(tokens, grammar, log_level=0)
         self._end_ids = frozenset(end_ids)
+        self._mask_bytes = 4 * -(-vocab_size // 32)  # the library's own has a word more where they fill the last one
         if not self._first.is_error():
             probe = self._first.deep_copy()
             probe.compute_bitmask()  # finds what cannot even begin
@@ -64,14 +65,15 @@ class SchemaConstraint:
 
     def begin(self) -> TextConstraint:
         """The constraint of one new text."""
-        return TextConstraint(self._first.deep_copy(), self._end_ids)
+        return TextConstraint(self._first.deep_copy(), self._end_ids, self._mask_bytes)
 
 
 class TextConstraint:
     """Follows one text; what `candle_py.Generator.add` takes as `constraint`."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, end_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, end_ids: frozenset[int], mask_bytes: int) -> None:
         self._matcher = matcher
+        self._mask_bytes = mask_bytes
         self._end_ids = end_ids
 
     def mask(self, new_ids: Sequence[int]) -> bytes | None:
@@ -94,7 +96,7 @@ class TextConstraint:
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise RecordRow(f"{CONSTRAINT_FAILED}: `{_line(self._matcher.get_error())}`")
-        return bits
+        return bits[: self._mask_bytes]
 
 
 def canonical_schema(schema: Mapping[str, Any]) -> str:

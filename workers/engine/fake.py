@@ -197,9 +197,9 @@ class FakeEngine:
         return FakeGenerator(self._info.vocab_size, rows, (nan, crash, oom), _MAX_POSITIONS)
 
     def _logprobs(self, ids: NDArray[np.uint32], offsets: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """log p of a token is a wave of it and of the one before it, never above 0; NaN for the word `nan`."""
+        """A wave of a token and the one before it, never above 0; NaN for `nan` and the word after it."""
         before = np.concatenate([[0], ids[:-1]]).astype(np.float64)
         found = (np.sin(ids.astype(np.float64) + 0.5 * before) - 1.5).astype(np.float32)
-        found[ids == self._words[0]] = np.nan
+        found[(ids == self._words[0]) | (before == self._words[0])] = np.nan
         found[offsets[:-1].astype(np.int64)] = 0
         return found
