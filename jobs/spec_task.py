@@ -56,28 +56,28 @@ class GenerationSpec(Section):
     max_new_tokens: Annotated[AutoCount, _NullIsAuto] = Field(
         "auto", description="Most new tokens of a completion; auto: what the model's file says, else 256."
     )
-    min_new_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="No end token before so many new tokens. Stop strings end a text all the same."
+    min_new_tokens: Annotated[Annotated[int, Field(ge=0)] | Auto, _NullIsAuto] = Field(
+        "auto", description="No end token before so many new tokens. Stop strings end a text all the same."
     )
-    temperature: Annotated[Annotated[float, Field(ge=0)] | Auto, _NullIsAuto] = Field(
+    temperature: Annotated[Annotated[float, Field(ge=0, le=1e6)] | Auto, _NullIsAuto] = Field(
         "auto", description="0: greedy, the likeliest token each time. Higher: more variety, more nonsense."
     )
     top_k: Annotated[Annotated[int, Field(ge=0)] | Auto, _NullIsAuto] = Field(
         "auto", description="Sample among this many likeliest tokens; 0: all."
     )
-    top_p: Annotated[Annotated[float, Field(gt=0, le=1)] | Auto, _NullIsAuto] = Field(
+    top_p: Annotated[Annotated[float, Field(ge=1e-6, le=1)] | Auto, _NullIsAuto] = Field(
         "auto", description="Sample among the likeliest tokens that together have this probability; 1: all."
     )
     min_p: Annotated[Annotated[float, Field(ge=0, le=1)] | Auto, _NullIsAuto] = Field(
         "auto", description="Sample among tokens with this share of the likeliest one's probability; 0: all."
     )
-    repetition_penalty: Annotated[Annotated[float, Field(gt=0)] | Auto, _NullIsAuto] = Field(
+    repetition_penalty: Annotated[Annotated[float, Field(ge=1e-6, le=1e6)] | Auto, _NullIsAuto] = Field(
         "auto", description="Above 1 makes tokens that were there before less likely; 1: off."
     )
     beams: Annotated[AutoCount, _NullIsAuto] = Field(
         "auto", description="Beam search over this many; 1: off. Costs as many times the work; never samples."
     )
-    length_penalty: Annotated[float | Auto, _NullIsAuto] = Field(
+    length_penalty: Annotated[Annotated[float, Field(ge=-1e6, le=1e6)] | Auto, _NullIsAuto] = Field(
         "auto", description="Beam search: above 0 favours longer texts, below 0 shorter ones."
     )
     n: Annotated[int, Field(ge=1, le=256)] = Field(
@@ -95,7 +95,8 @@ class GenerationSpec(Section):
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> GenerationSpec:
-        if self.max_new_tokens != "auto" and self.min_new_tokens > self.max_new_tokens:
+        least, most = self.min_new_tokens, self.max_new_tokens
+        if least != "auto" and most != "auto" and least > most:
             raise ValueError("`min_new_tokens` is more than `max_new_tokens`")
         return self
 

@@ -101,20 +101,18 @@ def test_special_tokens_give_no_text_and_hide_no_stop_string(tmp_path: Path) -> 
     assert stream(found, [*one, *[4] * 100, *two], ["stop"])[0] == "hello "
 
 
-def test_a_texts_end_token_is_counted_and_not_shown_and_all_tokens_of_an_event_before_a_stop_count(
-    tmp_path: Path,
-) -> None:
+def test_tokens_and_log_probabilities_are_summed_up_to_the_end_or_the_stop_string(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     found = codec(tokenizer, tmp_path)
     ids = tokenizer.encode("done", add_special_tokens=False).ids
-    growing = Growing(found, [], [ids[-1], 2])
+    growing = Growing(found, [])
     assert growing.take(FakeEvent(1, ids, [-0.5] * len(ids))) is None
-    ended = growing.take(FakeEvent(1, [ids[-1]], [-1.0], "stop"))
+    ended = growing.take(FakeEvent(1, [], [], "stop"))
     assert ended is not None
-    assert (ended.text, ended.finish_reason, ended.n_new_tokens) == ("done", "stop", len(ids) + 1)
-    assert ended.logprob == -0.5 * len(ids) - 1
+    assert (ended.text, ended.finish_reason, ended.n_new_tokens) == ("done", "stop", len(ids))
+    assert ended.logprob == -0.5 * len(ids)
     several = tokenizer.encode("a bc d", add_special_tokens=False).ids
-    growing = Growing(found, ["b"], [2])
+    growing = Growing(found, ["b"])
     stopped = growing.take(FakeEvent(1, several, [-1.0] * len(several), "length"))
     assert stopped is not None
     assert (stopped.text, stopped.finish_reason) == ("a ", "stop")
@@ -122,7 +120,7 @@ def test_a_texts_end_token_is_counted_and_not_shown_and_all_tokens_of_an_event_b
 
 
 def test_a_log_probability_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
-    growing = Growing(codec(byte_tokenizer(), tmp_path), [], [2])
+    growing = Growing(codec(byte_tokenizer(), tmp_path), [])
     ended = growing.take(FakeEvent(1, [2], [float("nan")], "stop"))
     assert ended is not None
     assert "not finite" in str(ended.error)

@@ -135,7 +135,7 @@ def test_max_new_tokens_ends_a_text_with_length(files: JobFiles) -> None:
 def test_min_new_tokens_keeps_a_text_from_ending_early(files: JobFiles) -> None:
     files.write_input(sample_table(100, null_every=0))
     rows = generate(files, task={**TASK, "generation": {"min_new_tokens": 15}})
-    assert min(row["n_new_tokens"] for row in rows) >= 16  # type: ignore[type-var]
+    assert min(row["n_new_tokens"] for row in rows) >= 15  # type: ignore[type-var]
 
 
 def test_a_row_that_the_model_refuses_or_spoils_is_its_own_error_alone(files: JobFiles) -> None:

@@ -25,7 +25,7 @@ class Completion:
 
     Attributes:
         finish_reason: `stop`, `length` or `error`.
-        n_new_tokens: Tokens the model gave, the one that ended the text among them.
+        n_new_tokens: Tokens the model gave before its end token, those of a stop string among them.
         logprob: Sum of their log-probabilities under the model's own distribution.
         error: Why there is no text, or None.
     """
@@ -45,9 +45,8 @@ def failed(error: str) -> Completion:
 class Growing:
     """Gathers the events of one request."""
 
-    def __init__(self, codec: TextCodec, stop: Sequence[str], stop_ids: Sequence[int]) -> None:
+    def __init__(self, codec: TextCodec, stop: Sequence[str]) -> None:
         self._stream = TextStream(codec, stop)
-        self._stop_ids = frozenset(stop_ids)
         self._tokens = 0
         self._logprob = 0.0
 
@@ -60,12 +59,10 @@ class Growing:
         """
         if event.finish == "error":
             return failed(event.error or "the engine gives no reason")
-        ids = list(event.ids)
-        for number, (token, logprob) in enumerate(zip(ids, event.logprobs, strict=True)):
+        for token, logprob in zip(event.ids, event.logprobs, strict=True):
             self._tokens += 1
             self._logprob += logprob
-            ends = event.finish == "stop" and number == len(ids) - 1 and token in self._stop_ids
-            if not ends and self._stream.push(token):
+            if self._stream.push(token):
                 return self._finished("stop")
         return None if event.finish is None else self._finished(_ENDINGS[event.finish])
 

@@ -163,7 +163,7 @@ class TextGenerator:
             self._ask(opened, slot, prompt, 0, key)
 
     def _ask(self, opened: _Open, slot: _Slot, prompt: list[int], seed: int, key: bytes | None) -> None:
-        growing = Growing(self._codec, self._sampling.stop, self._sampling.stop_ids)
+        growing = Growing(self._codec, self._sampling.stop)
         request = _Request(prompt, seed, key, growing, [(opened, slot)])
         opened.missing += 1
         opened.tokens += len(prompt)

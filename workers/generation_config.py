@@ -9,7 +9,6 @@ supported are an error that names them, unless the spec says `generation.default
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,9 @@ from workers.errors import ModelError
 from workers.model.decoder import GENERATION_CONFIG, DecoderFiles
 
 DEFAULT_MAX_NEW_TOKENS = 256
+_LEAST, _MOST = 1e-6, 1e6
+"""Bounds of numbers that are not 0: beyond them float32 arithmetic means nothing."""
+_LEAVE_OUT = "set task.generation.defaults: none to leave the file's defaults out, and the values you want"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "typical_p": (None, 1, 1.0),
     "epsilon_cutoff": (None, 0, 0.0),
@@ -66,7 +68,17 @@ class _Values:
         self._config = config
         self.notes: list[str] = []
 
-    def take(self, name: str, default: float, *, key: str = "", use_file: bool = True, least: float = 0.0) -> float:
+    def take(
+        self,
+        name: str,
+        default: float,
+        *,
+        key: str = "",
+        use_file: bool = True,
+        least: float = 0.0,
+        most: float = _MOST,
+        whole: bool = False,
+    ) -> float:
         """A number by the spec's name; `key` is the file's, where it differs."""
         key = key or name
         value, origin = self._asked[name], "spec"
@@ -74,11 +86,16 @@ class _Values:
             value, origin = (self._config.get(key) if use_file else None), GENERATION_CONFIG
         if value is None:
             value, origin = default, "default"
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
-            raise ModelError(f"{GENERATION_CONFIG} gives a {key} that cannot be used: `{value!r}`")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= most or (whole and value != int(value)):
+            raise ModelError(f"{GENERATION_CONFIG} gives a {key} that cannot be used: `{value!r}`", hint=_LEAVE_OUT)
         if origin != "default" or value != default or name in ("temperature", "max_new_tokens"):
             self.notes.append(f"{name} {value:g} ({origin})")
-        return value
+        return float(value)
+
+    def count(self, name: str, default: int, *, key: str = "", use_file: bool = True, least: int = 0) -> int:
+        """The same of a whole number."""
+        return int(self.take(name, default, key=key, use_file=use_file, least=least, whole=True))
 
 
 def decide_sampling(
@@ -102,26 +119,25 @@ def decide_sampling(
     sampled = config.get("do_sample") is True
     _refuse_unsupported(config, sampled or _given(asked["temperature"]))
     values = _Values(asked, config)
-    beams = int(values.take("beams", 1, key="num_beams", least=1))
+    beams = values.count("beams", 1, key="num_beams", least=1)
+    if beams > 1:
+        _refuse(config, {"early_stopping": (None, False)})
     if asked["temperature"] == "auto" and (not sampled or beams > 1):
         temperature = 0.0
         reason = "beam search" if beams > 1 else f"{GENERATION_CONFIG} does not sample" if config else "default"
         values.notes.append(f"temperature 0, greedy ({reason})")
     else:
         temperature = values.take("temperature", 1.0)
-    top_k = int(values.take("top_k", 0, use_file=temperature > 0))
-    top_p = values.take("top_p", 1.0, use_file=temperature > 0)
-    min_p = values.take("min_p", 0.0, use_file=temperature > 0)
     sampling = Sampling(
-        max_new_tokens=int(values.take("max_new_tokens", DEFAULT_MAX_NEW_TOKENS, least=1)),
-        min_new_tokens=asked["min_new_tokens"],
-        temperature=float(temperature),
-        top_k=top_k or None,
-        top_p=float(top_p) or 1.0,
-        min_p=float(min_p),
-        repetition_penalty=float(values.take("repetition_penalty", 1.0)) or 1.0,
+        max_new_tokens=values.count("max_new_tokens", DEFAULT_MAX_NEW_TOKENS, least=1),
+        min_new_tokens=values.count("min_new_tokens", 0),
+        temperature=temperature,
+        top_k=values.count("top_k", 0, use_file=temperature > 0) or None,
+        top_p=values.take("top_p", 1.0, use_file=temperature > 0, least=_LEAST, most=1.0),
+        min_p=values.take("min_p", 0.0, use_file=temperature > 0, most=1.0),
+        repetition_penalty=values.take("repetition_penalty", 1.0, least=_LEAST),
         beams=beams,
-        length_penalty=float(values.take("length_penalty", 1.0, least=-math.inf)),
+        length_penalty=values.take("length_penalty", 1.0, least=-_MOST),
         n=asked["n"],
         seed=asked["seed"],
         stop=asked["stop"],
@@ -139,16 +155,13 @@ def _given(value: Any) -> bool:
 
 
 def _refuse_unsupported(config: Mapping[str, Any], sampled: bool) -> None:
-    found = [
-        f"{key} {config[key]!r}"
-        for key, neutral in _NEUTRAL.items()
-        if key in config and config[key] not in neutral and (sampled or key not in _ONLY_SAMPLING)
-    ]
+    _refuse(config, {key: off for key, off in _NEUTRAL.items() if sampled or key not in _ONLY_SAMPLING})
+
+
+def _refuse(config: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    found = [f"{key} {config[key]!r}" for key, off in neutral.items() if key in config and config[key] not in off]
     if found:
-        raise ModelError(
-            f"{GENERATION_CONFIG} asks for what is not supported: `{', '.join(found)}`",
-            hint="set task.generation.defaults: none to leave the file's defaults out, and the values you want",
-        )
+        raise ModelError(f"{GENERATION_CONFIG} asks for what is not supported: `{', '.join(found)}`", hint=_LEAVE_OUT)
 
 
 def _check(sampling: Sampling) -> None:
@@ -157,6 +170,8 @@ def _check(sampling: Sampling) -> None:
             f"beam search does not sample: `beams {sampling.beams}, temperature {sampling.temperature:g}`",
             hint="set task.generation.temperature: 0, or beams: 1",
         )
+    if 0 < sampling.temperature < _LEAST:
+        raise InputError(f"task.generation.temperature is 0 or from {_LEAST:f} on: `{sampling.temperature:g}`")
     if sampling.n > 1 and sampling.greedy:
         raise InputError(
             f"greedy completions of one prompt are all equal: `task.generation.n: {sampling.n}`",

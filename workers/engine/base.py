@@ -68,7 +68,7 @@ class Event(Protocol):
 
     Attributes:
         request_id: As given to `Generator.add`.
-        ids: New tokens; an end token may be the last of them.
+        ids: New tokens, never an end token.
         logprobs: Log-probability of each, of the model's own distribution before temperature and the like.
         finish: None while the text goes on. `stop`: an end token. `length`: `max_new_tokens`. `stopped`: its constraint
             or its caller ended it. `error`: see `error`.

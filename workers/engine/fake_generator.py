@@ -124,10 +124,10 @@ class FakeGenerator:
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
             allowed = lambda token: bool(bits[token])  # noqa: E731
         token, chance = self._next(text, allowed)
+        if token in text.stop_ids:
+            return FakeEvent(text.request_id, [], [], "stop")
         text.new.append(token)
         logprob = -float(chance % 1000) / 500
-        if token in text.stop_ids:
-            return FakeEvent(text.request_id, [token], [logprob], "stop")
         finish: Literal["length"] | None = "length" if len(text.new) >= text.max_new_tokens else None
         return FakeEvent(text.request_id, [token], [logprob], finish)
 
