@@ -187,7 +187,7 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
     requested = None if asked.max_tokens == "auto" else asked.max_tokens
     if is_fake(model.source):
         prompt = "" if asked.prompt in ("auto", "none") else asked.prompt
-        max_tokens, notes = min(requested or info.max_positions, info.max_positions), []
+        max_tokens, notes = min(requested or info.max_positions, info.max_positions - (asked.kind == "generate")), []
     else:
         from workers.model.files import read_model_files
         from workers.model.prompts import choose_prompt
@@ -195,14 +195,13 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
         files = read_model_files(model.path)
         limit = files.limit_tokens(requested)
         choice = choose_prompt(files, asked.prompt)
-        prompt, max_tokens = choice.text, min(limit.max_tokens, info.max_positions)
+        new_tokens = 1 if asked.kind == "generate" else 0  # at least, after the prompt
+        prompt, max_tokens = choice.text, min(limit.max_tokens, info.max_positions - new_tokens)
         notes = [f"max_tokens {max_tokens}: {limit.rule}"]
         if asked.by_likelihood:
             prompt = ""
         else:
             notes.append(f"prompt {prompt!r}: {choice.rule}")
-    if asked.kind == "generate":
-        max_tokens = min(max_tokens, info.max_positions - 1)  # one new token at least
     task = TaskConfig(
         kind=asked.kind,
         text=asked.text or "",

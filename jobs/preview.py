@@ -118,7 +118,10 @@ def preview_job(spec: JobSpec) -> JobPreview:
         tokens_per_s=round(pace, 1),
         estimated_s=round(plan.rows * row_tokens / pace, 1) if pace else 0.0,
         output_bytes=plan.rows * (per_row + _FACT_BYTES) + sum(file.size_bytes for file in plan.files),
-        replica_memory_bytes=_PROCESS_BYTES + info.weight_bytes + config.budget_tokens * info.hidden_size * 4,
+        replica_memory_bytes=_PROCESS_BYTES
+        + info.weight_bytes
+        + config.budget_tokens * info.hidden_size * 4
+        + (config.cache_bytes or 0),
         hazards=tuple(_hazards(prepared, sample)),
     )
 

@@ -149,7 +149,7 @@ def convert_weights(source: Path, target: Path) -> int:
 
 def _info(facts: dict[str, Any], kind: TaskKind, by_likelihood: bool) -> EngineInfo:
     labels = facts["labels"]
-    if by_likelihood and (facts.get("kind") != "decoder" or facts["num_labels"]):
+    if by_likelihood and (facts.get("kind") != "decoder" or facts.get("tied") is None):  # tied: of the head's weights
         raise ModelError(
             f"the model does not predict tokens, so it cannot {kind} by likelihood: `{facts['architecture']}`",
             hint="use a causal language model (Llama, Qwen2, Qwen3)",

@@ -49,22 +49,30 @@ class DecoderFiles:
 
 
 def read_decoder_files(path: Path) -> DecoderFiles:
-    """Read a model folder.
+    """Read a model folder, or a GGUF file.
 
     Raises:
         ModelError: A file is missing, broken, or at odds with another.
     """
     files = read_model_files(path)
-    place = text_folder(path)
+    gguf = getattr(files, "gguf", None)  # what a GGUF file says of itself; what lies beside it goes first
+    place = text_folder(path) if gguf is None else path.parent
     tokenizer_config = read_object(place / TOKENIZER_CONFIG)
     template, origin = _chat_template(place, tokenizer_config)
+    special_tokens = _special_tokens(tokenizer_config)
+    config = read_object(place / CONFIG)
+    if gguf is not None:
+        special_tokens = special_tokens or dict(gguf.special_tokens)
+        config = config or {"eos_token_id": list(gguf.end_ids)}
+        if template is None:
+            template, origin = gguf.chat_template, path.name
     return DecoderFiles(
         tokenizer=load_tokenizer(files),
-        special_tokens=MappingProxyType(_special_tokens(tokenizer_config)),
+        special_tokens=MappingProxyType(special_tokens),
         chat_template=template,
         chat_template_place=origin,
         generation_config=read_object(place / GENERATION_CONFIG),
-        config=read_object(place / CONFIG),
+        config=config,
         truncation_side=files.truncation_side,
     )
 
