@@ -48,23 +48,25 @@ class BoundedEncoder:
 
     Args:
         tokenizer: Without truncation and padding.
-        tokenizer_path: Its tokenizer.json; None has the tokenizer itself say what would stand there.
+        tokenizer_path: Its tokenizer.json; None where it was not read from one.
         max_tokens: Most tokens of a row; sets the hard bound.
         side: The end of a text that is cut off. Texts cut at their beginning are tokenised whole up to the bound.
-
-    Attributes:
-        hard_chars: The hard bound.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, tokenizer_path: Path | None, *, max_tokens: int, side: Literal["right", "left"]
     ) -> None:
         self._tokenizer = tokenizer
-        content = json.loads(tokenizer.to_str()) if tokenizer_path is None else read_object(tokenizer_path)
+        content = read_object(tokenizer_path) if tokenizer_path else json.loads(tokenizer.to_str())
         self._stable = find_stable_rule(content)
-        self.hard_chars = max(HARD_BOUND_CHARS, HARD_BOUND_CHARS_PER_TOKEN * max_tokens)
+        self._hard_chars = max(HARD_BOUND_CHARS, HARD_BOUND_CHARS_PER_TOKEN * max_tokens)
         self._side = side
         self._can_cut = side == "right" and self._stable.rule != "nothing"
+
+    @property
+    def hard_chars(self) -> int:
+        """Characters of a text beyond which nothing is tokenised."""
+        return self._hard_chars
 
     def encode(self, texts: Sequence[str], room: int, prompt: str = "") -> list[TextTokens]:
         """Tokenise texts.
@@ -82,7 +84,7 @@ class BoundedEncoder:
         found: dict[int, TextTokens] = {}
         whole: list[int] = []
         waiting = list(range(len(texts)))
-        chars = _FIRST_CHARS + _FIRST_CHARS_PER_TOKEN * room if self._can_cut else self.hard_chars
+        chars = _FIRST_CHARS + _FIRST_CHARS_PER_TOKEN * room if self._can_cut else self._hard_chars
         while waiting:
             whole += [row for row in waiting if len(bounded[row]) <= chars]
             longer = [row for row in waiting if len(bounded[row]) > chars]
@@ -105,7 +107,7 @@ class BoundedEncoder:
         return TextTokens(self._tokenizer.encode(part, add_special_tokens=False).ids, cut, complete=not cut)
 
     def _bounded(self, prompt: str, text: str) -> str:
-        bound = self.hard_chars
+        bound = self._hard_chars
         if self._side == "right":
             return (prompt + text[:bound])[:bound]
         return (prompt + text[-bound:])[-bound:]
