@@ -203,7 +203,7 @@ def find_end_tokens(
     origins: dict[int, str] = {}
     for origin, ids in (
         (GENERATION_CONFIG, _ids(files.generation_config.get("eos_token_id"), GENERATION_CONFIG)),
-        ("config.json", _ids(files.config.get("eos_token_id"), "config.json")),
+        (files.config_place, _ids(files.config.get("eos_token_id"), files.config_place)),
         ("tokenizer", _ids(_id_of(files, files.special_tokens.get("eos_token")), "tokenizer")),
     ):
         if ids and not origins:

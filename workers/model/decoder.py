@@ -35,7 +35,8 @@ class DecoderFiles:
         chat_template: Jinja source, or None.
         chat_template_place: The file it comes from.
         generation_config: Content of generation_config.json; empty without one.
-        config: Content of config.json.
+        config: Content of config.json, or what a GGUF file says instead.
+        config_place: The file that `config` is from.
         truncation_side: The end of a prompt that is cut off.
     """
 
@@ -46,6 +47,7 @@ class DecoderFiles:
     generation_config: Mapping[str, Any]
     config: Mapping[str, Any]
     truncation_side: Literal["right", "left"]
+    config_place: str = CONFIG
 
 
 def read_decoder_files(path: Path) -> DecoderFiles:
@@ -60,10 +62,11 @@ def read_decoder_files(path: Path) -> DecoderFiles:
     tokenizer_config = read_object(place / TOKENIZER_CONFIG)
     template, origin = _chat_template(place, tokenizer_config)
     special_tokens = _special_tokens(tokenizer_config)
-    config = read_object(place / CONFIG)
+    config, config_place = read_object(place / CONFIG), CONFIG
     if gguf is not None:
         special_tokens = special_tokens or dict(gguf.special_tokens)
-        config = config or {"eos_token_id": list(gguf.end_ids)}
+        if not config:
+            config, config_place = {"eos_token_id": list(gguf.end_ids)}, path.name
         if template is None:
             template, origin = gguf.chat_template, path.name
     return DecoderFiles(
@@ -74,6 +77,7 @@ def read_decoder_files(path: Path) -> DecoderFiles:
         generation_config=read_object(place / GENERATION_CONFIG),
         config=config,
         truncation_side=files.truncation_side,
+        config_place=config_place,
     )
 
 
