@@ -10,7 +10,8 @@ import time
 import pytest
 
 from sharding.errors import RecordRow
-from workers.chat import MOST_SIZE, ChatTemplate
+from workers.chat import ChatTemplate
+from workers.chat_bounds import MOST_SIZE
 from workers.errors import ModelError
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -116,6 +117,18 @@ def test_one_rows_trouble_leaves_the_next_row_alone() -> None:
         "{{ ('y' * 9999999).join('x' * 9999999) }}",
         "{{ ['y' * 9999999] * 99999 | int | length }}",
         "{{ ('x' * 9999999) | list | join('y' * 9999999) }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(80) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(80) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ n.x ~ '' }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(80) %}{% set n.x = {1: n.x, 2: n.x} %}{% endfor %}"
+        "{{ n.x | tojson }}",
+        "{% set n = namespace(x=1) %}{% for i in range(80) %}{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(80) %}{% set n.x = [n.x, n.x] %}"
+        "{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
+        "{% set a = [['x' * 9999]] %}" + "{% set a = [a, a] %}" * 60 + "{{ '%s' % a }}",
+        "{{ [0] * 9999 | map('default', 'x' * 999999) | list }}",
+        "{{ ([''] * 99999) | map('default', 'x' * 999999, true) | list }}",
+        "{% for i in range(99999) %}{% set a = [0] * 999999 %}{% endfor %}",
+        "{% for i in range(99999) %}{% set a = 'x' * 9999999 %}{% endfor %}",
     ],
 )
 def test_a_template_that_loops_or_grows_is_a_row_error_in_bounded_time(source: str) -> None:
