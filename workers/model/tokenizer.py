@@ -8,16 +8,17 @@ from typing import Any
 from tokenizers import Tokenizer, normalizers
 
 from workers.errors import ModelError
+from workers.model.ends import add_missing_ends
 from workers.model.files import ModelFiles
 from workers.model.jsonfile import read_object
-from workers.model.layout import TOKENIZER
+from workers.model.layout import TOKENIZER, TOKENIZER_CONFIG
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """Load the tokenizer of a model.
 
     Raises:
-        ModelError: The file is broken, or has ids that the model's embedding does not.
+        ModelError: The file is broken, has ids that the model's embedding does not, or no token that its config adds.
     """
     path = files.tokenizer_path
     try:
@@ -33,6 +34,8 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    place = (files.tokenizer_path or files.path).parent
+    add_missing_ends(tokenizer, read_object(place / TOKENIZER_CONFIG), TOKENIZER_CONFIG)
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if files.vocab_size is not None and highest >= files.vocab_size:
         raise ModelError(

@@ -128,7 +128,7 @@ class Engine:
     def token_logprobs(self, ids: _UInt32s, offsets: _UInt32s) -> Array:
         """Compute the logarithm of every token's probability after those before it in its row, `(tokens, 1)`.
 
-        The first token of a row, which nothing comes before, gets 0. The logits of a few tokens are in memory at a time.
+        The first token of a row, which nothing comes before, gets 0. Few tokens' logits are in memory at a time.
 
         Raises:
             InputError: as of `logits`.
@@ -248,9 +248,9 @@ def inspect(model_dir: str | PathLike[str], *, pooling: str = "auto") -> dict[st
 
     Keys: architecture, model_type, kind ("encoder" or "decoder"), hidden_size, layers, heads, kv_heads, head_dim, tied
     (whether the token table gives the logits; None for a model that gives none), vocab_size, max_positions (the most
-    tokens of a row), type_vocab_size, labels and num_labels and problem_type (None where there is no classifier), dtype, device, pooling
-    (list of modes, or None where the files do not say), normalize, include_prompt, embedding_dim (under that pooling,
-    or None), transformer_path (relative to model_dir), weight_bytes, parameters.
+    tokens of a row), type_vocab_size, labels and num_labels and problem_type (None where there is no classifier),
+    dtype, device, pooling (list of modes, or None where the files do not say), normalize, include_prompt, embedding_dim
+    (under that pooling, or None), transformer_path (relative to model_dir), weight_bytes, parameters.
 
     Args:
         model_dir: as of `Engine.load`.

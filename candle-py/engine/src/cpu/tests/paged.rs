@@ -1,7 +1,7 @@
 //! Attention to pages against attention to rows, bit for bit; and the reading of a packed weight's rows.
 
 use super::{assert_close, assert_same_bits, every_kernels, random};
-use crate::cpu::{AttentionArgs, PAGE_TOKENS, PageShape, PagedAttentionArgs, Pages};
+use crate::cpu::{AttentionArgs, PAGE_TOKENS, PageShape, PagedAttentionArgs, Pages, Storage};
 
 /// Keys and values of so many tokens in pages that lie in reverse order, all places beyond them not a number.
 fn paged(shape: PageShape, length: usize, keys: &[f32], values: &[f32]) -> (Pages, Vec<u32>) {
@@ -85,7 +85,7 @@ fn a_packed_weight_gives_its_rows_back() {
     for kernels in every_kernels() {
         for (n, k) in [(1, 1), (5, 7), (31, 16), (48, 3), (49, 9), (200, 20), (383, 5)] {
             let weight = random(n * k, 4);
-            let packed = kernels.pack(&weight, n, k);
+            let packed = kernels.pack(&weight, n, k, Storage::Float32);
             for row in 0..n {
                 let mut found = vec![f32::NAN; k];
                 packed.copy_row(row, &mut found);
