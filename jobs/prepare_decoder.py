@@ -119,7 +119,8 @@ def _look_at_template(
     from workers.prompts import make_chat_template
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    dated = replace(decoder, chat_date=planned.get("task.decoder.chat_date", today))
+    before = planned.get("task.decoder.chat_date", str(None))
+    dated = replace(decoder, chat_date=today if before == str(None) else before)
     template = make_chat_template(files, dated)
     notes: list[str] = []
     if template.asks_for_date:

@@ -177,8 +177,7 @@ class TaskSpec(Section):
     @model_validator(mode="after")
     def _keys_belong_to_the_kind(self) -> TaskSpec:
         for key, kinds in _KINDS.items():
-            given = key in self.model_fields_set and getattr(self, key) is not None
-            if given and self.kind not in kinds:
+            if self._is_given(key) and self.kind not in kinds:
                 raise ValueError(f"`{key}` belongs to `kind: {' or '.join(kinds)}` only")
         for key, kind in (("query", "rerank"), ("answer", "score")):
             if self.kind == kind and getattr(self, key) is None:
@@ -186,6 +185,10 @@ class TaskSpec(Section):
         self._check_labels()
         self._check_prompt()
         return self
+
+    def _is_given(self, key: str) -> bool:
+        """Whether a key says anything: a default written out does not."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     def _check_labels(self) -> None:
         if self.labels is None:
@@ -208,7 +211,7 @@ class TaskSpec(Section):
                 raise ValueError("`messages` are a chat: `chat: false` excludes them")
         if not self.by_likelihood:
             for key in ("messages", "chat", "chat_template_args"):
-                if key in self.model_fields_set:
+                if self._is_given(key):
                     raise ValueError(f"`{key}` belongs to `kind: generate or score`, or classify with `labels`")
         elif self.prompt != "auto":
             raise ValueError("`prompt` belongs to encoders: write the prompt into `text` or `messages`")

@@ -13,6 +13,7 @@ from job_files import JobFiles
 
 from jobs import run_job
 from jobs.prepare import PreparedJob, prepare_job
+from jobs.prepare_decoder import decide_decoder
 from sharding.errors import CandelabraError, InputError
 from workers.config import DecoderConfig, Sampling
 from workers.worker import load_prompt_tokenizer
@@ -183,14 +184,18 @@ def test_a_template_that_asks_for_the_day_sees_the_planned_one_on_resume_too(fil
     plan = json.loads((files.out() / "_candelabra" / "plan.json").read_text())
     day = plan["identity"]["task.decoder.chat_date"]
     assert any(day in note for note in plan["notes"])
-    from sharding.plan_file import read_plan
-    from sharding.storage import open_storage
+    assert run_job(spec).computed_rows == 0
+    ready = prepare_job(spec)
+    decoder, notes = decide_decoder(spec, ready.model, ready.info, {"task.decoder.chat_date": "2020-01-02"})
+    assert decoder.chat_date == "2020-01-02"
+    assert any("2020-01-02" in note for note in notes)
 
-    on_disk = read_plan(open_storage(str(files.out())))
-    assert on_disk is not None
-    decoder = prepare_job(spec).worker_config.task.decoder
-    assert decoder is not None
-    assert decoder.chat_date == on_disk.identity["task.decoder.chat_date"]
+
+def test_a_finished_chat_job_submitted_again_has_nothing_to_do(files: JobFiles, tmp_path: Path) -> None:
+    files.write_input(pa.table({"doc": ["cats"] * 3}))
+    source = write_decoder(tmp_path / "model", template=CHATML)
+    assert run_job(files.spec(model__source=source, task=CHAT)).computed_rows == 3
+    assert run_job(files.spec(model__source=source, task=CHAT)).computed_rows == 0
 
 
 def test_the_files_values_hold_where_the_spec_is_silent(files: JobFiles, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jobs import run_job
 from jobs.preview import preview_job
+from jobs.spec import load_spec
 from sharding.errors import InputError
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
@@ -136,7 +137,7 @@ def test_the_real_model_of_the_demo_answers_as_the_reference_does(files: JobFile
     task = {"kind": "generate", "text": "doc", "chat": False, "generation": {"max_new_tokens": 48, "defaults": "none"}}
     rows = rows_of(files, "out", task=task, model__source=SMOLLM2, model__dtype="float32")
     for row, expected in zip(rows, golden, strict=True):
-        assert row["text"] == expected["text"]
+        assert row["text"] == expected["text"].rstrip("\ufffd")  # half a character is dropped
         assert row["n_tokens"] == len(expected["ids"])
         assert row["n_new_tokens"] == len([token for token in expected["greedy"] if token != 2])
         assert row["finish_reason"] == ("stop" if expected["greedy"][-1] == 2 else "length")
@@ -144,3 +145,22 @@ def test_the_real_model_of_the_demo_answers_as_the_reference_does(files: JobFile
     notes = str(preview_job(files.spec(task=chat, model__source=SMOLLM2)).notes)
     assert "<|im_end|>" in notes
     assert "user message" in notes
+
+
+@generates
+@reads_gguf
+def test_the_demos_spec_answers_about_docstrings(files: JobFiles) -> None:
+    docs = {"module": ["json", "os"], "name": ["dumps", "getcwd"], "kind": ["function"] * 2}
+    files.write_input(pa.table({**docs, "doc": ["Serialize obj to a JSON string.", "The current directory. " * 900]}))
+    overrides = [
+        f"input.path={files.root / 'in.parquet'}",
+        f"output.path={files.out()}",
+        "backend=local",
+        "task.generation.max_new_tokens=8",
+    ]
+    report = run_job(load_spec(Path(__file__).parent.parent / "configs/generate-smollm2.yaml", overrides))
+    assert (report.exit_code, report.row_errors) == (0, 0)
+    rows = files.rows().to_pylist()
+    assert all(row["text"].strip() for row in rows)
+    assert [row["truncated"] for row in rows] == [False, True]
+    assert rows[1]["n_tokens"] <= 1024

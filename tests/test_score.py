@@ -214,3 +214,10 @@ def test_null_in_the_generation_section_is_auto() -> None:
     data = {"name": "x", "task": task, "model": {"source": "fake:8"}, "input": {"path": "a"}, "output": {"path": "b"}}
     found = parse_spec(data).task.generation
     assert (found.temperature, found.top_k, found.max_new_tokens) == ("auto", "auto", "auto")
+
+
+@pytest.mark.parametrize("task", [SCORE, LABELS, {"kind": "embed", "text": "q"}, {"kind": "generate", "text": "q"}])
+def test_a_spec_with_every_default_written_out_is_the_same_spec(task: dict[str, Any]) -> None:
+    data = {"name": "x", "task": task, "model": {"source": "fake:8"}, "input": {"path": "a"}, "output": {"path": "b"}}
+    spec = parse_spec(data)
+    assert parse_spec(spec.model_dump(mode="json")) == spec

@@ -8,28 +8,30 @@ token. A token that is put there already is never put there twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, processors
 
 from workers.errors import ModelError
+from workers.model.jsonfile import read_object
+from workers.model.layout import TOKENIZER_CONFIG
 
 _PROBE = "a"
 
 
-def add_missing_ends(tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], place: str) -> None:
+def add_missing_ends(tokenizer: Tokenizer, folder: Path) -> None:
     """Give a tokenizer the start and end token that its config asks for, each once.
 
     Args:
         tokenizer: Changed in place.
-        tokenizer_config: Content of tokenizer_config.json.
-        place: Name of that file, for messages.
+        folder: Where its tokenizer_config.json may lie.
 
     Raises:
-        ModelError: The config asks for a token that it does not name, or that the tokenizer does not have.
+        ModelError: The file is broken, asks for a token that it does not name, or that the tokenizer does not have.
     """
-    start = _asked(tokenizer, tokenizer_config, "bos", place)
-    end = _asked(tokenizer, tokenizer_config, "eos", place)
+    config = read_object(folder / TOKENIZER_CONFIG)
+    start, end = _asked(tokenizer, config, "bos"), _asked(tokenizer, config, "eos")
     found = tokenizer.encode(_PROBE).ids
     start = None if start is not None and found[:1] == [start[1]] else start
     end = None if end is not None and found[-1:] == [end[1]] else end
@@ -46,7 +48,7 @@ def add_missing_ends(tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], 
     tokenizer.post_processor = added if inner is None else processors.Sequence([inner, added])
 
 
-def _asked(tokenizer: Tokenizer, config: Mapping[str, Any], name: str, place: str) -> tuple[str, int] | None:
+def _asked(tokenizer: Tokenizer, config: Mapping[str, Any], name: str) -> tuple[str, int] | None:
     """Text and id of a token that the config asks for, or None."""
     if config.get(f"add_{name}_token") is not True:
         return None
@@ -56,5 +58,5 @@ def _asked(tokenizer: Tokenizer, config: Mapping[str, Any], name: str, place: st
         return None
     found = tokenizer.token_to_id(content) if isinstance(content, str) else None
     if found is None:
-        raise ModelError(f"{place} adds a {name}_token that the tokenizer does not have: `{content!r}`")
+        raise ModelError(f"{TOKENIZER_CONFIG} adds a {name}_token that the tokenizer does not have: `{content!r}`")
     return content, found

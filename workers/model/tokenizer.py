@@ -11,7 +11,7 @@ from workers.errors import ModelError
 from workers.model.ends import add_missing_ends
 from workers.model.files import ModelFiles
 from workers.model.jsonfile import read_object
-from workers.model.layout import TOKENIZER, TOKENIZER_CONFIG
+from workers.model.layout import TOKENIZER
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
@@ -34,8 +34,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    place = (files.tokenizer_path or files.path).parent
-    add_missing_ends(tokenizer, read_object(place / TOKENIZER_CONFIG), TOKENIZER_CONFIG)
+    add_missing_ends(tokenizer, (files.tokenizer_path or files.path).parent)
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if files.vocab_size is not None and highest >= files.vocab_size:
         raise ModelError(
