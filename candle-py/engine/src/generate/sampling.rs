@@ -13,6 +13,9 @@ use crate::cpu::Kernels;
 const SEGMENT: usize = 1024;
 /// Numbers whose greatest stands for them where the largest of a row are looked for.
 const PANEL: usize = 64;
+/// Powers of less count as zero: beside the greatest, which is 1, they change no sum, and the subnormal numbers that come
+/// soon after are slow.
+const LEAST_EXPONENT: f32 = -85.0;
 /// Tokens that are looked at first for top-p; it is seldom that more are needed.
 const FIRST_NUCLEUS: usize = 64;
 
@@ -23,6 +26,7 @@ pub struct Scratch {
     powers: Vec<f32>,
     sums: Vec<f64>,
     maxima: Vec<f32>,
+    ranked: Vec<f32>,
     candidates: Vec<(f32, u32)>,
 }
 
@@ -138,17 +142,22 @@ impl Row<'_> {
 fn log_normalizer(kernels: &Kernels, logits: &[f32], powers: &mut Vec<f32>) -> Result<f64, String> {
     let greatest = kernels.greatest(logits);
     // Every number is looked at: a NaN is no greatest.
-    let has_nan = logits.iter().fold(false, |found, logit| found | logit.is_nan());
+    let has_nan = logits.chunks(PANEL).any(|panel| panel.iter().fold(false, |found, logit| found | logit.is_nan()));
     if has_nan || !greatest.is_finite() {
         return Err("the model's logits are not numbers".to_owned());
     }
     let mut sum = 0.0;
     for segment in logits.chunks(SEGMENT) {
         powers.clear();
-        powers.extend(segment.iter().map(|logit| logit - greatest));
+        powers.extend(segment.iter().map(|logit| above(logit - greatest, LEAST_EXPONENT)));
         sum += f64::from(kernels.exponentials(powers, 1.0));
     }
     Ok(f64::from(greatest) + sum.ln())
+}
+
+/// The number, or minus infinity where it is below `least`.
+fn above(number: f32, least: f32) -> f32 {
+    if number < least { f32::NEG_INFINITY } else { number }
 }
 
 /// The token with the greatest score, of equals the lowest id; `None` where all are ruled out.
@@ -157,7 +166,10 @@ fn most_likely(kernels: &Kernels, scores: &[f32]) -> Option<u32> {
     if greatest == f32::NEG_INFINITY {
         return None;
     }
-    scores.iter().position(|score| *score == greatest).map(|id| id as u32)
+    // To ask whether a segment has it is cheaper than to look where.
+    let segment = scores.chunks(SEGMENT).position(|segment| kernels.greatest(segment) == greatest)?;
+    let at = scores[segment * SEGMENT..].iter().position(|score| *score == greatest)?;
+    Some((segment * SEGMENT + at) as u32)
 }
 
 /// A token drawn from the scores under temperature, top-k, top-p and min-p.
@@ -177,10 +189,10 @@ fn draw(kernels: &Kernels, scores: &[f32], row: &Row<'_>, scratch: &mut Scratch)
             return Some(draw_of_all(kernels, scores, greatest, params.temperature, number, scratch));
         }
         (None, false) => {
-            scratch.candidates.clear();
-            let least = f64::from(params.min_p).ln();
-            let likely = (0u32..).zip(scores).filter(|(_, score)| log_share(**score) >= least);
-            scratch.candidates.extend(likely.map(|(id, score)| (*score, id)));
+            // A little below the least score, which is looked at again with all digits.
+            let least = f64::from(greatest) + temperature * f64::from(params.min_p).ln();
+            find_maxima(kernels, scores, &mut scratch.maxima);
+            gather(scores, (least - 1e-6 * least.abs()) as f32, scratch);
             scratch.candidates.sort_unstable_by(likelier);
         }
         (None, true) => nucleus_of_all(kernels, scores, greatest, params, scratch),
@@ -243,7 +255,8 @@ fn draw_of_all(
 /// `scratch.powers` becomes `exp((score - greatest) / temperature)`, `scratch.sums` its sums by segment; their total.
 fn exponentials(kernels: &Kernels, scores: &[f32], greatest: f32, temperature: f32, scratch: &mut Scratch) -> f64 {
     scratch.powers.clear();
-    scratch.powers.extend(scores.iter().map(|score| score - greatest));
+    let least = LEAST_EXPONENT * temperature;
+    scratch.powers.extend(scores.iter().map(|score| above(score - greatest, least)));
     scratch.sums.clear();
     for segment in scratch.powers.chunks_mut(SEGMENT) {
         scratch.sums.push(f64::from(kernels.exponentials(segment, 1.0 / temperature)));
@@ -284,19 +297,36 @@ fn likelier(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// `scratch.candidates` becomes the `count` largest scores and those equal to the last of them, best first.
-fn largest(kernels: &Kernels, scores: &[f32], count: usize, scratch: &mut Scratch) {
-    let Scratch { maxima, candidates, .. } = scratch;
+/// `maxima` becomes the greatest of every panel.
+fn find_maxima(kernels: &Kernels, scores: &[f32], maxima: &mut Vec<f32>) {
     maxima.clear();
     maxima.extend(scores.chunks(PANEL).map(|panel| kernels.greatest(panel)));
+}
+
+/// `scratch.candidates` becomes the scores from `bound` on, by id, with the help of `scratch.maxima`.
+fn gather(scores: &[f32], bound: f32, scratch: &mut Scratch) {
+    scratch.candidates.clear();
+    for (panel, (scores, greatest)) in scores.chunks(PANEL).zip(&scratch.maxima).enumerate() {
+        if *greatest >= bound && *greatest > f32::NEG_INFINITY {
+            let possible = ((panel * PANEL) as u32..).zip(scores);
+            let possible = possible.filter(|(_, score)| **score >= bound && **score > f32::NEG_INFINITY);
+            scratch.candidates.extend(possible.map(|(id, score)| (*score, id)));
+        }
+    }
+}
+
+/// `scratch.candidates` becomes the `count` largest scores and those equal to the last of them, best first.
+fn largest(kernels: &Kernels, scores: &[f32], count: usize, scratch: &mut Scratch) {
+    find_maxima(kernels, scores, &mut scratch.maxima);
+    let Scratch { maxima, ranked, .. } = scratch;
+    ranked.clone_from(maxima);
     // Of that many panels each has one that is no less: so has the row.
-    let bound = match maxima.len() >= count {
-        true => *maxima.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1,
+    let bound = match ranked.len() >= count {
+        true => *ranked.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1,
         false => f32::NEG_INFINITY,
     };
-    candidates.clear();
-    let possible = (0u32..).zip(scores).filter(|(_, score)| **score >= bound && **score > f32::NEG_INFINITY);
-    candidates.extend(possible.map(|(id, score)| (*score, id)));
+    gather(scores, bound, scratch);
+    let candidates = &mut scratch.candidates;
     if candidates.len() > count {
         let (last, _) = *candidates.select_nth_unstable_by(count - 1, likelier).1;
         candidates.retain(|(score, _)| *score >= last);
