@@ -130,6 +130,10 @@ impl StepModel for DecoderSession {
         Ok(())
     }
 
+    fn attention_s(&self) -> f64 {
+        self.cache.attention_s
+    }
+
     fn copy_block(&mut self, from: u32, to: u32) {
         self.cache.copy(from as usize, to as usize);
     }

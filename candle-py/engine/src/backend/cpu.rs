@@ -3,6 +3,7 @@
 //! out the same either way.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use candle_core::{Storage as TensorStorage, Tensor};
 
@@ -269,7 +270,9 @@ impl Backend for CpuBackend {
         cache: &mut PagedCache,
         out: &mut Rows,
     ) {
+        let started = Instant::now();
         cpu_attention::attend_cached(self.spread, self.kernels, attention, layer, sequences, qkv, cache, out);
+        cache.attention_s += started.elapsed().as_secs_f64();
     }
 
     fn pick(&self, x: &Rows, rows: &[usize], out: &mut Rows) {
