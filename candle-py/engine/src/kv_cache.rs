@@ -69,8 +69,9 @@ impl PagedCache {
         self.layers.iter_mut().for_each(|pages| pages.touch(count));
     }
 
-    /// Makes block `to` hold what block `from` does.
+    /// Makes block `to` hold what block `from` does; both must be there.
     pub fn copy(&mut self, from: usize, to: usize) {
+        assert!(from < self.blocks && to < self.blocks, "no such block");
         self.layers.iter_mut().for_each(|pages| pages.copy(from, to));
     }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use candle_core::{Storage, Tensor};
 
 use super::rows::{Rows, by_rows, linear};
-use super::{After, Attention, Backend, cpu_attention};
+use super::{After, Attention, Backend, FeedForward, cpu_attention};
 use crate::cpu::{Activation, Epilogue, Kernels, PackedMatrix};
 use crate::error::{Error, Result};
 use crate::generate::StepSequence;
@@ -18,6 +18,10 @@ use crate::weights::Layers;
 
 /// Rows whose logits are held at a time where only one number of each is wanted.
 const LOGIT_ROWS: usize = 32;
+
+/// Rows that go through a feed-forward together: what lies between its two layers is wide, and stays small however long a
+/// sequence is.
+const FEED_ROWS: usize = 512;
 
 /// The CPU with the kernels of one instruction set.
 #[derive(Clone, Copy, Debug)]
@@ -158,6 +162,32 @@ impl Backend for CpuBackend {
         };
         let out = out.reshape(x.count(), weight.n());
         linear(self.spread, self.kernels, &x.data, weight, bias.as_deref(), epilogue, out);
+    }
+
+    fn feed_forward(
+        &self,
+        layers: &FeedForward<Self>,
+        x: &Rows,
+        residual: &Rows,
+        [pairs, inner]: [&mut Rows; 2],
+        out: &mut Rows,
+    ) {
+        let FeedForward { input, activation, output } = layers;
+        let (double, single, width) = (input.weight.n(), output.weight.k(), output.weight.n());
+        let blocks = out.reshape(x.count(), width).chunks_mut(FEED_ROWS * width);
+        for (first, out) in (0..x.count()).step_by(FEED_ROWS).zip(blocks) {
+            let rows = out.len() / width;
+            let (x, residual) = (x.part(first, rows), residual.part(first, rows));
+            let pairs = pairs.reshape(rows, double);
+            linear(self.spread, self.kernels, x, &input.weight, input.bias.as_deref(), Epilogue::None, pairs);
+            let inner = inner.reshape(rows, single);
+            by_rows(self.spread, inner, single, |first, out| {
+                let rows = out.len() / single;
+                self.kernels.gated(&pairs[first * double..][..rows * double], rows, single, *activation, out);
+            });
+            let epilogue = Epilogue::Add(residual, width);
+            linear(self.spread, self.kernels, inner, &output.weight, output.bias.as_deref(), epilogue, out);
+        }
     }
 
     fn normalize(&self, norm: &Norm, x: &mut Rows) {

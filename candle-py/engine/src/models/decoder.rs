@@ -4,10 +4,9 @@
 //! Sources: Llama, arXiv:2302.13971; grouped heads, arXiv:2305.13245; Qwen2, arXiv:2407.10671; Qwen3, arXiv:2505.09388.
 
 use super::Scratch;
-use crate::backend::{After, Attention, Backend};
+use crate::backend::{After, Attention, Backend, FeedForward};
 use crate::batch::Chunk;
 use crate::config::{DecoderConfig, LanguageHead};
-use crate::cpu::Activation;
 use crate::error::Result;
 use crate::generate::StepSequence;
 use crate::rotary::Rotary;
@@ -24,7 +23,6 @@ pub struct Decoder<L: Layers> {
     tokens: Tokens<L>,
     layers: Vec<Layer<L>>,
     final_norm: L::Norm,
-    activation: Activation,
     rotary: Rotary,
 }
 
@@ -42,8 +40,7 @@ struct Layer<L: Layers> {
     head_norms: Option<[L::Norm; 2]>,
     attention_output: L::Linear,
     mlp_norm: L::Norm,
-    mlp_input: L::Linear,
-    mlp_output: L::Linear,
+    feed_forward: FeedForward<L>,
 }
 
 impl<L: Layers> Decoder<L> {
@@ -64,7 +61,6 @@ impl<L: Layers> Decoder<L> {
                 .map(|layer| Layer::build(config, prefix, layer, source))
                 .collect::<Result<_>>()?,
             final_norm: source.rms_norm(&format!("{prefix}norm"), hidden, config.norm_eps)?,
-            activation: config.activation,
             rotary: Rotary::new(&config.rotary),
         })
     }
@@ -101,13 +97,16 @@ impl<L: Layers> Layer<L> {
             qkv: source.joined(&parts, hidden, config.qkv_bias)?,
             attention_output: source.linear(&[&name("self_attn.o_proj")], hidden, q, config.output_bias)?,
             mlp_norm: source.rms_norm(&name("post_attention_layernorm"), hidden, eps)?,
-            mlp_input: source.linear(
-                &[&name("mlp.gate_proj"), &name("mlp.up_proj")],
-                inner,
-                hidden,
-                config.mlp_bias,
-            )?,
-            mlp_output: source.linear(&[&name("mlp.down_proj")], hidden, inner, config.mlp_bias)?,
+            feed_forward: FeedForward {
+                input: source.linear(
+                    &[&name("mlp.gate_proj"), &name("mlp.up_proj")],
+                    inner,
+                    hidden,
+                    config.mlp_bias,
+                )?,
+                activation: config.activation,
+                output: source.linear(&[&name("mlp.down_proj")], hidden, inner, config.mlp_bias)?,
+            },
         })
     }
 }
@@ -168,9 +167,7 @@ impl<B: Backend> Decoder<B> {
 
             backend.copy(other, context);
             backend.normalize(&layer.mlp_norm, context);
-            backend.project(&layer.mlp_input, context, After::Nothing, qkv);
-            backend.gate(qkv, self.activation, inner);
-            backend.project(&layer.mlp_output, inner, After::Add(other), hidden);
+            backend.feed_forward(&layer.feed_forward, context, other, [qkv, inner], hidden);
         }
         backend.normalize(&self.final_norm, hidden);
     }
