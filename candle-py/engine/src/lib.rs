@@ -1,4 +1,5 @@
-//! Encoder and decoder models over ragged batches: token ids in, hidden states, embeddings or logits out. No Python, no tokenizer.
+//! Encoders and decoders over ragged batches: token ids in, hidden states, embeddings, logits or new tokens out. No
+//! Python, no tokenizer.
 //!
 //! A forward reads top to bottom as [`Engine`]: a checked [`Ragged`] batch is cut into chunks, each chunk runs the
 //! whole network on one thread, and its rows are pooled and written where they belong. Nothing of a row's result

@@ -1,4 +1,4 @@
-"""Encoder models on Hugging Face's Candle: token ids in; hidden states, embeddings or logits out. Knows no text."""
+"""Models on Hugging Face's Candle: token ids in; hidden states, embeddings, logits or new tokens out. Knows no text."""
 
 from __future__ import annotations
 
