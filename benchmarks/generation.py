@@ -61,7 +61,7 @@ def compare_generation(rows: int, *, threads: int, rounds: int, scratch: Path) -
         name: [sys.executable, "-m", "benchmarks.own_generate", *tail, "--dtype", dtype] for name, dtype in OURS.items()
     }
     if has_peer():
-        commands[PEER] = [str(BENCH_PYTHON), str(ROOT / "benchmarks/llama_cpp.py"), *tail]
+        commands[PEER] = [str(BENCH_PYTHON), str(ROOT / "benchmarks/peer_llama.py"), *tail]
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
     for number in range(rounds):
         for name in list(commands)[number % len(commands) :] + list(commands)[: number % len(commands)]:

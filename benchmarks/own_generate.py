@@ -1,6 +1,6 @@
 """Our engine's turn at generation: many prompts at once in this process alone; one JSON line on stdout.
 
-usage: python -m benchmarks.own_generate MODEL PROMPTS.json [options]         the twin of `benchmarks/llama_cpp.py`
+usage: python -m benchmarks.own_generate MODEL PROMPTS.json [options]         the twin of `benchmarks/peer_llama.py`
 
 PROMPTS.json holds lists of token ids. Prefill is the time to every prompt's first token; decoding is what the tokens
 after it take.

@@ -1,6 +1,6 @@
 """A peer's turn at generation: many prompts at once with llama.cpp, this process alone; one JSON line on stdout.
 
-usage: .venv-bench/bin/python benchmarks/llama_cpp.py MODEL.gguf PROMPTS.json [--new 64] [--threads 2]
+usage: .venv-bench/bin/python benchmarks/peer_llama.py MODEL.gguf PROMPTS.json [--new 64] [--threads 2]
 
 PROMPTS.json holds lists of token ids. All prompts enter first, in batches of 512 tokens; then every sequence gets one
 greedy token a step. llama-cpp-python is built from source for this machine: see docs/benchmarks.md. Imports nothing of
