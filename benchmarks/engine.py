@@ -42,7 +42,7 @@ class SpecEngine:
 
     def embed(self, texts: Sequence[str]) -> tuple[NDArray[np.float32], int]:
         """Embeddings (texts, width), rows without a result all zero, and how many tokens were computed."""
-        tokens = self._tokenizer.tokenize(texts)
+        tokens = self._tokenizer.tokenize_columns([texts])
         out = np.zeros((len(texts), self.width), np.float32)
         good = np.array([row for row in range(len(texts)) if row not in tokens.errors], dtype=np.int64)
         for batch in batch_tokens(

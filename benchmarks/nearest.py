@@ -64,10 +64,10 @@ def main() -> None:
     arguments = parser.parse_args()
     spec = load_spec(arguments.spec, arguments.overrides)
     column = "embedding" if spec.output.column == "auto" else spec.output.column
-    shown = arguments.show.split(",")
+    shown, text = arguments.show.split(","), spec.task.text or ""
 
-    table = pq.read_table(spec.output.path, columns=[*shown, spec.task.text, column])
-    table = distinct_rows(table.filter(pc.is_valid(table[column])), spec.task.text)
+    table = pq.read_table(spec.output.path, columns=[*shown, text, column])
+    table = distinct_rows(table.filter(pc.is_valid(table[column])), text)
     embeddings = table[column].combine_chunks()
     vectors = embeddings.flatten().to_numpy().reshape(table.num_rows, embeddings.type.list_size)
     question, _ = SpecEngine(arguments.spec, overrides=arguments.overrides).embed([arguments.question])
@@ -75,11 +75,11 @@ def main() -> None:
 
     answer = Table(title=f"nearest to: {arguments.question}", title_justify="left", show_lines=True)
     answer.add_column("cosine", justify="right")
-    for name in (*shown, spec.task.text):
+    for name in (*shown, text):
         answer.add_column(name, overflow="fold")
     for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
         values = [str(table[name][row].as_py()) for name in shown]
-        answer.add_row(f"{score:.3f}", *values, excerpt(table[spec.task.text][row].as_py()))
+        answer.add_row(f"{score:.3f}", *values, excerpt(table[text][row].as_py()))
     Console().print(answer)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import sides, whole_jobs
+from benchmarks import generation, sides, whole_jobs
 from benchmarks.machine import Spread, describe_machine, spread
 from benchmarks.random_bert import write_random_bert
 from benchmarks.texts import make_texts
@@ -80,6 +80,52 @@ class Bench:
             self.console.print(f"  {name}: {ratio:.2f}x", highlight=False)
         self.figures[f"engine.{title}"] = {"ratios": ratios, **{name: asdict(side) for name, side in results.items()}}
 
+    def generation(self) -> None:
+        """Our generator next to llama.cpp, with 64 rows and with one; sharing; where the time goes."""
+        for rows in (64, 1):
+            sides_ = generation.compare_generation(
+                rows, threads=self.threads, rounds=max(1, self.rounds // 2), scratch=self.scratch
+            )
+            self._generation_table(rows, sides_)
+        shared, apart = generation.time_sharing(32, threads=self.threads, scratch=self.scratch)
+        self.console.print(
+            f"  32 rows that begin with the same {generation.SHARED_TOKENS} tokens take {shared / apart:.2f} "
+            "of the time of 32 that do not",
+            highlight=False,
+        )
+        self.figures["generation.sharing"] = {"shared_s": shared, "apart_s": apart}
+
+    def _generation_table(self, rows: int, found: dict[str, generation.GenerationSide]) -> None:
+        table = Table(title=f"generation: SmolLM2-135M, {rows} rows, {self.threads} threads", title_justify="left")
+        for column in ("", "prefill tokens/s", "decode tokens/s", "of llama.cpp", "MiB then", "peak MiB"):
+            table.add_column(column, justify="left" if not column else "right")
+        peer = found.get(generation.PEER)
+        for name, side in found.items():
+            ratios = "-"
+            if peer is not None:
+                prefill = side.prefill.median / peer.prefill.median
+                ratios = f"{prefill:.1f}x, {side.decode.median / peer.decode.median:.1f}x"
+            memory = [side.last.get(key) for key in ("loaded_bytes", "peak_memory_bytes")]
+            shown = [f"{value / MIB:,.0f}" if value else "-" for value in memory]
+            table.add_row(name, _shown(side.prefill), _shown(side.decode), ratios, *shown)
+            self.figures[f"generation.{rows}.{name}"] = {
+                "prefill_tokens_per_s": side.prefill.values,
+                "decode_tokens_per_s": side.decode.values,
+            }
+        self.console.print(table)
+        own = next(iter(found.values())).last
+        stats, whole = own["stats"], own["all_s"]
+        tokenizing = generation.tokenizing_seconds(self.scratch / f"prompts-{rows}.json")
+        shares = {
+            "matrix products and norms": stats["model_s"] - stats["attention_s"],
+            "attention": stats["attention_s"],
+            "sampling": stats["sampling_s"],
+            "tokenising": tokenizing,
+        }
+        told = ", ".join(f"{name} {seconds / (whole + tokenizing):.1%}" for name, seconds in shares.items())
+        self.console.print(f"  where float32's time goes: {told}", highlight=False)
+        self.figures[f"generation.{rows}.shares_s"] = {"all": whole, **shares}
+
     def job(self) -> None:
         """A whole job on Ray, one replica, next to the engine alone on the same rows."""
         texts = make_texts(self.scratch / "job.parquet", self.rows)
@@ -134,7 +180,12 @@ def _shown(values: Spread) -> str:
 
 def main() -> None:
     """Measure what was asked for."""
-    parts: dict[str, Callable[[Bench], None]] = {"engine": Bench.engine, "job": Bench.job, "planning": Bench.planning}
+    parts: dict[str, Callable[[Bench], None]] = {
+        "engine": Bench.engine,
+        "generation": Bench.generation,
+        "job": Bench.job,
+        "planning": Bench.planning,
+    }
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=parts, action="append", help="only this; may be given again")
     parser.add_argument("--rounds", type=int, default=5)

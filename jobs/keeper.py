@@ -50,11 +50,12 @@ class LeaseKeeper:
 
     def check_now(self) -> None:
         """As `check`, but asks the store: for an error that a takeover would explain."""
-        if self._lost is None and self._lease.is_lost():
-            self._lost = LeaseLostError(
-                "another driver took this output over while this one worked", hint="see `candelabra status`"
-            )
         self.check()
+        try:
+            self._lease.check()
+        except LeaseLostError as error:
+            self._lost = error
+            raise
 
     def __enter__(self) -> LeaseKeeper:
         self._thread.start()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from sharding.errors import InfrastructureError, InputError
 from sharding.find import finds
 from sharding.layout import part_name
 from sharding.plan import ShardPlan, make_plan, plan_shards
+from sharding.plan_file import read_plan
 from sharding.source import SourceListing, list_sources
 from sharding.storage import Storage, is_inside, open_storage, parse_uri
 from workers.config import DeviceKind, ModelConfig, TaskConfig, WorkerConfig
@@ -28,9 +30,14 @@ from workers.model.resolve import ModelLocation, resolve_model
 from workers.results import FACT_FIELDS, result_fields
 from workers.template import TextTemplate, is_text_type, parse_template
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _log = logging.getLogger(__name__)
 _BUDGET_TOKENS = 16_384
-_MAIN_COLUMNS = {"embed": "embedding", "classify": "label", "rerank": "score"}
+_STEP_TOKENS = 512
+_GENERATE_ROWS = 64
+_MAIN_COLUMNS = {"embed": "embedding", "classify": "label", "rerank": "score", "generate": "text", "score": "score"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +64,25 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     output = _open_output(spec)
     listing = list_sources(spec.input.path)
     _check_output_apart(spec, listing, output)
-    templates = _check_templates(spec, listing.schema)
+    _check_templates(spec, listing.schema)
     device = _decide_device(spec)
     model = _resolve(spec)
-    info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling)
+    likelihood = spec.task.by_likelihood
+    info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling, by_likelihood=likelihood)
     task, notes = _decide_task(spec, model, info)
-    output_schema, columns, results = _output_schema(spec, listing.schema, task.width)
+    if likelihood:
+        from jobs.prepare_decoder import check_decoder, decide_decoder
+
+        on_disk = read_plan(output)
+        decoder, said = decide_decoder(spec, model, info, on_disk.identity if on_disk else {})
+        task = replace(task, decoder=decoder, width=len(decoder.labels) or info.width)
+        check_decoder(model, task, info)
+        notes += said
+    for note in notes:
+        _log.info("%s", note)
+    output_schema, columns, results = _output_schema(spec, listing.schema, task)
     shards = plan_shards(listing.files, target_rows=spec.sharding.target_rows, target_bytes=spec.sharding.target_bytes)
-    source = str(model.path) if Path(model.source).expanduser().is_dir() else model.source
+    source = str(model.path) if Path(model.source).expanduser().exists() else model.source
     model_config = ModelConfig(
         source, model.revision, model.digest, info.dtype if spec.model.dtype == "auto" else spec.model.dtype, device
     )
@@ -77,7 +95,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         shards=shards,
         notes=notes,
     )
-    budget = _BUDGET_TOKENS if spec.batch.budget_tokens == "auto" else spec.batch.budget_tokens
+    batch = spec.batch
     worker_config = WorkerConfig(
         task=task,
         model=model_config,
@@ -86,10 +104,11 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         output_schema=output_schema,
         result_columns=results,
         threads=None,
-        budget_tokens=budget,
+        budget_tokens=_BUDGET_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
+        step_tokens=_STEP_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
+        generate_rows=_GENERATE_ROWS if batch.rows == "auto" else batch.rows,
+        cache_bytes=None if batch.cache_bytes == "auto" else batch.cache_bytes,
     )
-    for template in templates:
-        _log.debug("text is made of %s", template.columns)
     return PreparedJob(spec, output, listing, model, info, plan, worker_config)
 
 
@@ -117,29 +136,38 @@ def _check_output_apart(spec: JobSpec, listing: SourceListing, output: Storage) 
             )
 
 
-def _check_templates(spec: JobSpec, schema: pa.Schema) -> list[TextTemplate]:
-    templates = []
-    for key, text in (("task.query", spec.task.query), ("task.text", spec.task.text)):
-        if text is None:
+def _check_templates(spec: JobSpec, schema: pa.Schema) -> None:
+    task = spec.task
+    sources = [("task.query", task.query, True), ("task.text", task.text, True), ("task.answer", task.answer, True)]
+    sources += [(f"task.messages[{i}]", message.content, False) for i, message in enumerate(task.messages or ())]
+    for key, text, bare_column in sources:
+        if not text:
             continue
-        template = parse_template(text)
-        for name in template.columns:
-            if name not in schema.names:
-                raise InputError(
-                    f"{key} names a column that the input does not have: `{name}`",
-                    hint=f"the input has: {', '.join(schema.names)}",
-                )
-            kind = schema.field(name).type
-            if not is_text_type(kind, in_template=len(template.columns) > 1 or template.literals != ("", "")):
-                raise InputError(f"{key} names column `{name}`, which holds no text: `{kind}`")
-        templates.append(template)
+        template = parse_template(text, bare_column=bare_column)
+        if not bare_column and text in schema.names:
+            raise InputError(
+                f"{key} is the literal text `{text}`, which is also a column's name: `content: {text}`",
+                hint=f"write {{{text}}} for the column's text",
+            )
+        _check_columns(key, template, schema)
     for name in spec.input.columns or ():
         if name not in schema.names:
             raise InputError(
                 f"input.columns names a column that the input does not have: `{name}`",
                 hint=f"the input has: {', '.join(schema.names)}",
             )
-    return templates
+
+
+def _check_columns(key: str, template: TextTemplate, schema: pa.Schema) -> None:
+    for name in template.columns:
+        if name not in schema.names:
+            raise InputError(
+                f"{key} names a column that the input does not have: `{name}`",
+                hint=f"the input has: {', '.join(schema.names)}",
+            )
+        kind = schema.field(name).type
+        if not is_text_type(kind, in_template=len(template.columns) > 1 or template.literals != ("", "")):
+            raise InputError(f"{key} names column `{name}`, which holds no text: `{kind}`")
 
 
 def _resolve(spec: JobSpec) -> ModelLocation:
@@ -161,7 +189,7 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
     requested = None if asked.max_tokens == "auto" else asked.max_tokens
     if is_fake(model.source):
         prompt = "" if asked.prompt in ("auto", "none") else asked.prompt
-        max_tokens, notes = min(requested or info.max_positions, info.max_positions), []
+        max_tokens, notes = min(requested or info.max_positions, info.max_positions - (asked.kind == "generate")), []
     else:
         from workers.model.files import read_model_files
         from workers.model.prompts import choose_prompt
@@ -169,13 +197,16 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
         files = read_model_files(model.path)
         limit = files.limit_tokens(requested)
         choice = choose_prompt(files, asked.prompt)
-        prompt, max_tokens = choice.text, min(limit.max_tokens, info.max_positions)
-        notes = [f"max_tokens {max_tokens}: {limit.rule}", f"prompt {prompt!r}: {choice.rule}"]
-    for note in notes:
-        _log.info("%s", note)
+        new_tokens = 1 if asked.kind == "generate" else 0  # at least, after the prompt
+        prompt, max_tokens = choice.text, min(limit.max_tokens, info.max_positions - new_tokens)
+        notes = [f"max_tokens {max_tokens}: {limit.rule}"]
+        if asked.by_likelihood:
+            prompt = ""
+        else:
+            notes.append(f"prompt {prompt!r}: {choice.rule}")
     task = TaskConfig(
         kind=asked.kind,
-        text=asked.text,
+        text=asked.text or "",
         query=asked.query,
         activation=asked.activation,
         prompt=prompt,
@@ -190,10 +221,12 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
     return task, notes
 
 
-def _output_schema(spec: JobSpec, schema: pa.Schema, width: int) -> tuple[pa.Schema, tuple[str, ...], tuple[str, ...]]:
+def _output_schema(
+    spec: JobSpec, schema: pa.Schema, task: TaskConfig
+) -> tuple[pa.Schema, tuple[str, ...], tuple[str, ...]]:
     """The schema of every part, the columns passed through, and the result columns."""
     column = _MAIN_COLUMNS[spec.task.kind] if spec.output.column == "auto" else spec.output.column
-    results = [*result_fields(spec.task.kind, column, width), *FACT_FIELDS]
+    results = [*result_fields(task, column), *FACT_FIELDS]
     names = [field.name for field in results]
     if len(set(names)) < len(names):
         raise InputError(f"output.column has the name of another result column: `{column}`")
@@ -235,9 +268,22 @@ def _decide_device(spec: JobSpec) -> DeviceKind:
     raise InfrastructureError(f"{message}: `model.device: cuda`", hint=hint)
 
 
+def _flat(prefix: str, settings: DataclassInstance) -> dict[str, object]:
+    """Fields of nested settings by dotted name."""
+    found: dict[str, object] = {}
+    for name in settings.__dataclass_fields__:
+        value = getattr(settings, name)
+        found |= (
+            _flat(f"{prefix}.{name}", value)
+            if is_dataclass(value) and not isinstance(value, type)
+            else {f"{prefix}.{name}": value}
+        )
+    return found
+
+
 def _identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: pa.Schema) -> dict[str, str]:
     """Every setting that decides the output's bytes, as text; a resumed job must agree with all of them."""
-    fields = {f"task.{name}": getattr(task, name) for name in task.__dataclass_fields__}
+    fields = _flat("task", task)
     fields |= {
         "model.revision": model.revision,
         "model.digest": model.digest,

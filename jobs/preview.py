@@ -6,6 +6,7 @@ Starts no worker and writes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,13 +18,15 @@ from numpy.typing import NDArray
 
 from jobs.prepare import PreparedJob, prepare_job
 from jobs.spec import JobSpec
+from sharding.errors import RecordRow
 from sharding.plan_file import read_plan
 from workers.batch import batch_tokens, row_lengths
-from workers.config import AssignedPiece
+from workers.config import AssignedPiece, WorkerConfig
+from workers.engine.base import Engine
 from workers.engine.load import load_engine
 from workers.limits import available_threads
 from workers.read import read_rows
-from workers.template import invalid_rows, parse_template
+from workers.template import invalid_rows
 from workers.worker import load_tokenizer
 
 _SAMPLE_ROWS = 2000
@@ -32,6 +35,9 @@ _TIMED_TOKENS = 16_384
 _HISTOGRAM_BOUNDS = (16, 32, 64, 128, 256, 512, 1024, 4096)
 _PROCESS_BYTES = 200 << 20
 _FACT_BYTES = 8
+_TOKEN_BYTES = 4
+_TIMED_PROMPTS = 16
+_TIMED_NEW_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,8 @@ class JobPreview:
 
     Attributes:
         token_histogram: Upper bound of each bin in tokens (as text; `more` for the last), and rows of the sample in it.
-        tokens_per_s: Pace of one replica on this machine, in tokens.
-        estimated_s: One replica's time for all rows.
+        tokens_per_s: Pace of one replica on this machine, in tokens (generate: of prompts and new ones together).
+        estimated_s: One replica's time for all rows (generate: if every text is as long as it may be).
     """
 
     job: str
@@ -85,6 +91,12 @@ def preview_job(spec: JobSpec) -> JobPreview:
     mean = float(lengths.mean()) if len(lengths) else 0.0
     pace = _pace(prepared, sample) if len(lengths) else 0.0
     per_row = 4 * config.task.width if config.task.kind == "embed" else _FACT_BYTES
+    decoder = config.task.decoder
+    sampling = None if decoder is None else decoder.sampling
+    row_tokens = mean * _sequences(config)
+    if sampling is not None:
+        row_tokens = (mean + sampling.max_new_tokens) * sampling.n
+        per_row = sampling.n * (sampling.max_new_tokens * _TOKEN_BYTES + _FACT_BYTES)
     return JobPreview(
         job=plan.job,
         output=prepared.output.uri,
@@ -104,9 +116,12 @@ def preview_job(spec: JobSpec) -> JobPreview:
         truncated_share=_share(sample.truncated, sample.rows),
         null_share=_share(sample.nulls, sample.rows),
         tokens_per_s=round(pace, 1),
-        estimated_s=round(plan.rows * mean / pace, 1) if pace else 0.0,
+        estimated_s=round(plan.rows * row_tokens / pace, 1) if pace else 0.0,
         output_bytes=plan.rows * (per_row + _FACT_BYTES) + sum(file.size_bytes for file in plan.files),
-        replica_memory_bytes=_PROCESS_BYTES + info.weight_bytes + config.budget_tokens * info.hidden_size * 4,
+        replica_memory_bytes=_PROCESS_BYTES
+        + info.weight_bytes
+        + config.budget_tokens * info.hidden_size * 4
+        + (config.cache_bytes or 0),
         hazards=tuple(_hazards(prepared, sample)),
     )
 
@@ -119,11 +134,12 @@ class _Sample:
     ids: NDArray[np.uint32]
     offsets: NDArray[np.uint32]
     type_ids: NDArray[np.uint32] | None
+    counts: NDArray[np.int64] | None
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each row that has any."""
-        lengths = row_lengths(self.offsets)
+        lengths = row_lengths(self.offsets) if self.counts is None else self.counts
         return lengths[lengths > 0]
 
 
@@ -131,7 +147,7 @@ def _sample(prepared: PreparedJob) -> _Sample:
     """The first rows of a few shards, spread over the job."""
     plan, task = prepared.plan, prepared.worker_config.task
     chosen = sorted({len(plan.shards) * i // _SAMPLE_FILES for i in range(_SAMPLE_FILES)} if plan.shards else set())
-    templates = [parse_template(text) for text in (task.query, task.text) if text is not None]
+    templates = task.templates()
     columns = list(dict.fromkeys(name for template in templates for name in template.columns))
     texts: list[list[str | None]] = [[] for _ in templates]
     for shard in chosen:
@@ -151,9 +167,17 @@ def _sample(prepared: PreparedJob) -> _Sample:
             if wanted <= 0:
                 break
     tokenizer = load_tokenizer(prepared.model.source, prepared.model.path, task)
-    tokens = tokenizer.tokenize(texts[0]) if len(texts) == 1 else tokenizer.tokenize_pairs(texts[0], texts[1])
+    tokens = tokenizer.tokenize_columns(texts)
     nulls = sum(any(text is None for text in row) for row in zip(*texts, strict=True))
-    return _Sample(len(texts[0]), nulls, int(tokens.truncated.sum()), tokens.ids, tokens.offsets, tokens.type_ids)
+    return _Sample(
+        rows=len(texts[0]),
+        nulls=nulls,
+        truncated=int(tokens.truncated.sum()),
+        ids=tokens.ids,
+        offsets=tokens.offsets,
+        type_ids=tokens.type_ids,
+        counts=tokens.counts,
+    )
 
 
 def _pace(prepared: PreparedJob, sample: _Sample) -> float:
@@ -162,6 +186,8 @@ def _pace(prepared: PreparedJob, sample: _Sample) -> float:
         model.source, model.path, config.task, device=config.model.device, dtype=config.model.dtype, threads=None
     )
     rows = np.flatnonzero(row_lengths(sample.offsets))
+    if config.task.kind == "generate":
+        return _generating_pace(config, engine, sample, rows[:: max(1, len(rows) // _TIMED_PROMPTS)])
     batches = list(
         batch_tokens(
             sample.ids, sample.offsets, rows, budget_tokens=config.budget_tokens // 2, type_ids=sample.type_ids
@@ -176,6 +202,33 @@ def _pace(prepared: PreparedJob, sample: _Sample) -> float:
         engine.forward(batch)
         tokens += len(batch.ids)
     return tokens / (time.perf_counter() - started)
+
+
+def _generating_pace(config: WorkerConfig, engine: Engine, sample: _Sample, rows: NDArray[np.int64]) -> float:
+    """A few tokens for a few prompts, greedy and unconstrained: what sampling and masks add is little."""
+    generator = engine.generator(
+        rows=config.generate_rows, cache_bytes=config.cache_bytes, step_tokens=config.step_tokens
+    )
+    started = time.perf_counter()
+    tokens, growing = 0, set()
+    for row in rows.tolist():
+        ids = sample.ids[sample.offsets[row] : sample.offsets[row + 1]].tolist()
+        room = config.task.decoder.max_positions - len(ids) if config.task.decoder else 1
+        with contextlib.suppress(RecordRow):
+            generator.add(row, ids, max_new_tokens=min(_TIMED_NEW_TOKENS, room))
+            growing.add(row)
+            tokens += len(ids)
+    while growing:
+        for event in generator.step():
+            tokens += len(event.ids)
+            if event.finish is not None:
+                growing.discard(event.request_id)
+    return tokens / (time.perf_counter() - started)
+
+
+def _sequences(config: WorkerConfig) -> int:
+    """Times that a row's tokens go through the model: once for each label."""
+    return max(1, len(config.task.decoder.labels)) if config.task.decoder is not None else 1
 
 
 def _histogram(lengths: NDArray[np.int64]) -> dict[str, int]:

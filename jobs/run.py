@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 
 from jobs.backend import Backend, Died, Errored, Event, Finished
 from jobs.dispatch import Dispatcher, FailedShard, Work
@@ -16,6 +17,7 @@ from jobs.progress import JobProgress, ProgressListener
 from jobs.report import Run
 from sharding import layout
 from sharding.commit import commit_shard, promote
+from sharding.cut import Piece
 from sharding.errors import CandelabraError, InfrastructureError, StopJob
 from sharding.manifest import ShardFailure, ShardReceipt, encode, now
 from sharding.plan import ShardPlan
@@ -57,6 +59,7 @@ class ShardRunner:
         self._plan = plan
         self._receipts = receipts
         self._todo = todo
+        self._first_rows = (0, *accumulate(file.rows for file in plan.files))
         self._dispatcher = dispatcher
         self._keeper = keeper
         self._interrupts = interrupts
@@ -114,13 +117,10 @@ class ShardRunner:
             backend.assign(replica, self._assignment(work))
 
     def _assignment(self, work: Work) -> Assignment:
-        shard, files, todo = self._plan.shards[work.shard], self._plan.files, self._todo[work.shard]
+        shard, todo = self._plan.shards[work.shard], self._todo[work.shard]
         return Assignment(
             shard=work.shard,
-            pieces=tuple(
-                AssignedPiece(files[piece.file].path, files[piece.file].version, piece.start, piece.stop)
-                for piece in shard.pieces
-            ),
+            pieces=assigned_pieces(self._plan, shard.pieces, self._first_rows),
             rows=shard.rows,
             generation=todo.generation,
             epoch=self._keeper.epoch,
@@ -230,6 +230,16 @@ class ShardRunner:
         self._output.write_bytes(layout.PROGRESS, progress.to_json())
         if self._on_progress is not None:
             self._on_progress(progress)
+
+
+def assigned_pieces(plan: ShardPlan, pieces: Sequence[Piece], first_rows: Sequence[int]) -> tuple[AssignedPiece, ...]:
+    """Pieces of a shard as a worker gets them; `first_rows` is the place of each file's first row in the input."""
+    return tuple(
+        AssignedPiece(
+            plan.files[piece.file].path, plan.files[piece.file].version, piece.start, piece.stop, first_rows[piece.file]
+        )
+        for piece in pieces
+    )
 
 
 def _stopping(error: Exception) -> StopJob:

@@ -14,21 +14,16 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
     field_validator,
-    model_validator,
 )
 
 from jobs.errors import SpecError
+from jobs.spec_task import AutoCount, Section, TaskSpec, as_tuple
 from jobs.spec_yaml import apply_overrides, locate, nearest_key, parse_yaml
-from sharding.errors import InputError, NotFoundError
-
-
-def _as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
+from sharding.errors import NotFoundError
 
 
 def _as_bytes(value: object) -> object:
@@ -37,70 +32,10 @@ def _as_bytes(value: object) -> object:
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
 Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1)]
-Paths = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
-AutoCount = Annotated[int, Field(ge=1)] | Literal["auto"]
+Paths = Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(min_length=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=False)
-
-
-class TaskSpec(_Section):
-    """What is computed from each row."""
-
-    kind: Literal["embed", "classify", "rerank"] = Field(description="What to compute.")
-    text: str = Field(min_length=1, description="A column, or a template over columns: `{title}\\n\\n{body}`.")
-    query: str | None = Field(None, min_length=1, description="rerank: the first text of the pair, likewise.")
-    activation: Literal["auto", "none"] = Field(
-        "auto", description="classify, rerank: auto (one logit: sigmoid; several: softmax) or none (raw logits)."
-    )
-    prompt: str = Field(
-        "auto",
-        description="auto (the model's default_prompt_name, if it names one), none, a prompt's name in the model's "
-        "files, or literal text put before every text. Costs its tokens in every row.",
-    )
-    pooling: str = Field(
-        "auto",
-        description="auto (what the model's files say), cls, mean, max, last, weighted_mean, mean_sqrt_len, or several "
-        "joined by +. A mode the model was not trained with gives worse vectors.",
-    )
-    normalize: bool | Literal["auto"] = Field("auto", description="L2-normalise; auto: what the model's files say.")
-    dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        description="Cut vectors to this many values before normalising: smaller files, and worse vectors unless "
-        "the model was trained for it (Matryoshka).",
-    )
-    max_tokens: AutoCount = Field(
-        "auto",
-        description="Most tokens of one row. Fewer is faster and loses the ends of long texts; never above what "
-        "model and tokenizer allow.",
-    )
-    truncate: Literal["end", "error"] = Field("end", description="Cut longer texts, or make them row errors.")
-
-    @model_validator(mode="after")
-    def _query_belongs_to_rerank(self) -> TaskSpec:
-        if (self.kind == "rerank") != (self.query is not None):
-            raise ValueError(
-                "`query` is needed by `kind: rerank`"
-                if self.query is None
-                else "`query` belongs to `kind: rerank` only"
-            )
-        return self
-
-    @field_validator("text", "query")
-    @classmethod
-    def _template_is_whole(cls, text: str | None) -> str | None:
-        from workers.template import parse_template
-
-        if text is not None:
-            try:
-                parse_template(text)
-            except InputError as error:
-                raise ValueError(error.message.partition(": `")[0]) from None
-        return text
-
-
-class ModelSpec(_Section):
+class ModelSpec(Section):
     """The model, and how it is held."""
 
     source: str = Field(
@@ -116,7 +51,7 @@ class ModelSpec(_Section):
     tensor_parallel: Literal[1] = Field(1, description="Devices that share one model.")
 
 
-class InputSpec(_Section):
+class InputSpec(Section):
     """Where the rows come from."""
 
     path: Paths = Field(description="Path, glob, folder, or a list of them; local, s3://, gs://, az://, hf://.")
@@ -130,26 +65,26 @@ class InputSpec(_Section):
         return columns
 
 
-class OutputSpec(_Section):
+class OutputSpec(Section):
     """Where the rows go."""
 
     path: str = Field(min_length=1, description="Folder of the output; its job state lives in `_candelabra/` there.")
     column: str = Field(
-        "auto", min_length=1, description="Name of the main result column; auto: embedding, label or score."
+        "auto", min_length=1, description="Name of the main result column; auto: embedding, label, score or text."
     )
     on_conflict: Literal["error", "overwrite"] = Field(
         "error", description="When the input has a column of a result's name: stop, or let the result replace it."
     )
 
 
-class ShardingSpec(_Section):
+class ShardingSpec(Section):
     """How the rows are cut. Larger shards: fewer files and less overhead; smaller: less lost with a worker."""
 
     target_rows: Annotated[int, Field(ge=1)] = Field(20_000, description="Most rows of a shard.")
     target_bytes: Bytes = Field(128 << 20, description="Most bytes of a shard, as stored in the source: `128MiB`.")
 
 
-class WorkersSpec(_Section):
+class WorkersSpec(Section):
     """The pool of model replicas."""
 
     replicas: AutoCount = Field("auto", description="Copies of the model; auto: as many as the cluster has room for.")
@@ -158,13 +93,19 @@ class WorkersSpec(_Section):
     max_attempts: Annotated[int, Field(ge=1)] = Field(3, description="Tries of a shard before it counts as failed.")
 
 
-class BatchSpec(_Section):
+class BatchSpec(Section):
     """How rows are put together for the engine; never changes a result."""
 
     budget_tokens: AutoCount = Field("auto", description="Most tokens of one batch. More memory, hardly more speed.")
+    rows: AutoCount = Field(
+        "auto", description="generate: texts that grow at the same time; auto: 64. More is faster and needs cache."
+    )
+    cache_bytes: Bytes | Literal["auto"] = Field(
+        "auto", description="generate: memory of the key/value cache, `2GiB`; auto: what the engine finds enough."
+    )
 
 
-class ErrorsSpec(_Section):
+class ErrorsSpec(Section):
     """How many bad rows a job may have."""
 
     max_row_error_rate: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -172,13 +113,13 @@ class ErrorsSpec(_Section):
     )
 
 
-class RaySpec(_Section):
+class RaySpec(Section):
     """Which Ray cluster."""
 
     address: str | None = Field(None, description="null: an embedded Ray on this machine; else a cluster's address.")
 
 
-class JobSpec(_Section):
+class JobSpec(Section):
     """A whole job. `name` is for people; what decides the output is in `task`, `model`, `input`, `output`."""
 
     name: str = Field(min_length=1, max_length=200)
@@ -248,7 +189,7 @@ def _lists_to_tuples(data: object) -> object:
 
 def _key(loc: tuple[str | int, ...]) -> str:
     """Dotted path of a field, without pydantic's notes on which type of a union it tried."""
-    notes = ("literal[", "constrained-", "int", "bool", "str", "float", "function-")
+    notes = ("literal[", "constrained-", "int", "bool", "str", "float", "function-", "dict[", "tuple[")
     return ".".join(str(part) for part in loc if not str(part).startswith(notes))
 
 

@@ -132,6 +132,14 @@ class Lease:
             if not self._record.released:
                 self._record = replace(self._record, beat=self._record.beat + 1, at=now())
                 self._storage.write_bytes(layout.lease_path(self.epoch), encode(self._record))
+        self.check()
+
+    def check(self) -> None:
+        """Asks the storage whether the lease is still ours.
+
+        Raises:
+            LeaseLostError: Another driver took over.
+        """
         if self.is_lost():
             raise LeaseLostError(
                 f"another driver took this output over, in epoch: `{_highest_epoch(self._storage)}`",

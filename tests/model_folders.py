@@ -142,9 +142,14 @@ def _metaspace_bpe_text() -> str:
     return tokenizer.to_str()
 
 
+def metaspace_bpe() -> Tokenizer:
+    """BPE over words, spaces as `▁`, before which it adds one."""
+    return Tokenizer.from_str(_metaspace_bpe_text())
+
+
 def llama_bpe() -> Tokenizer:
     """Llama's kind: BPE over the whole text, spaces as `▁`."""
-    return unsplit(Tokenizer.from_str(_metaspace_bpe_text()))
+    return unsplit(metaspace_bpe())
 
 
 def crossing_bpe() -> Tokenizer:

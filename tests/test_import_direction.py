@@ -22,11 +22,13 @@ ONLY_HERE = {
     "obstore": ("sharding/storage*",),
     "pyarrow.fs": ("sharding/storage*",),
     "fsspec": ("sharding/storage*",),
+    "jinja2": ("workers/chat*.py",),
+    "llguidance": ("workers/constrain.py",),
     "torch": (),
     "transformers": (),
     "onnxruntime": (),
 }
-HEAVY = ("ray", "candle_py", "pyarrow", "numpy", "pydantic", "obstore", "tokenizers", "huggingface_hub")
+HEAVY = ("ray", "candle_py", "pyarrow", "numpy", "pydantic", "obstore", "tokenizers", "huggingface_hub", "jinja2")
 
 
 def sources() -> list[Path]:

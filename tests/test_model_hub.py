@@ -257,3 +257,27 @@ def test_a_hub_that_keeps_failing_or_cannot_be_reached_is_an_infrastructure_erro
     assert unreachable["error"] == "HubError"
     assert "ConnectError" in unreachable["message"]
     assert "HF_ENDPOINT" in unreachable["hint"]
+
+
+def test_a_file_on_the_hub_is_fetched_alone_with_what_counts_beside_it(hub: HubServer, client: Client) -> None:
+    gguf = b"GGUF" + bytes(100)
+    beside = {"q4/tokenizer.json": b"{}", "q4/generation_config.json": b"{}"}
+    hub.add("org/model", {"q4/model.gguf": gguf, "q8/model.gguf": gguf, "tokenizer.json": b"{}", **beside})
+    found = client.resolve("org/model/q4/model.gguf", HF_ENDPOINT=hub.url)
+    path = Path(found["path"])
+    assert (path.name, path.read_bytes(), path.parent.parent.name) == ("model.gguf", gguf, found["revision"])
+    assert sorted(p.name for p in path.parent.iterdir()) == ["generation_config.json", "model.gguf", "tokenizer.json"]
+    assert hub.gets["q8/model.gguf"] == 0
+    assert client.resolve("org/model/q4/model.gguf", found["revision"], offline=True) == found
+    missing = client.resolve("org/model/q2/model.gguf", HF_ENDPOINT=hub.url)
+    assert (missing["error"], missing["message"]) == (
+        "NotFoundError",
+        "the Hub model org/model has no such file: `q2/model.gguf`",
+    )
+
+
+def test_a_repository_of_gguf_files_tells_to_name_one(hub: HubServer, client: Client) -> None:
+    hub.add("org/model", {"a.Q4_0.gguf": b"GGUF", "README.md": b"files"})
+    found = client.resolve("org/model", HF_ENDPOINT=hub.url)
+    assert found["message"] == "the Hub model has no weights in safetensors, only a.Q4_0.gguf: `org/model`"
+    assert found["hint"] == "name one file: model.source: org/model/FILE.gguf"

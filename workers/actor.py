@@ -8,7 +8,7 @@ import os
 import pyarrow as pa
 
 from workers.config import Assignment, ShardResult, WorkerConfig
-from workers.pipeline import Progress
+from workers.progress import Progress
 from workers.worker import Worker
 
 

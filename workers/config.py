@@ -7,8 +7,69 @@ from typing import Literal
 
 import pyarrow as pa
 
-TaskKind = Literal["embed", "classify", "rerank"]
+from workers.template import TextTemplate, parse_template
+
+TaskKind = Literal["embed", "classify", "rerank", "generate", "score"]
 DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen and when a text ends, nothing left to `auto`.
+
+    Attributes:
+        temperature: 0: greedy.
+        top_k: Candidates, or None for all.
+        beams: 1: no beam search.
+        n: Completions of each row.
+        seed: See `workers.generate.row_seed`.
+        stop: Strings that end a text and are not part of it.
+        stop_ids: Tokens that do.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    beams: int
+    length_penalty: float
+    n: int
+    seed: int
+    stop: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+
+    @property
+    def greedy(self) -> bool:
+        """Equal prompts give equal texts."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """What a task asks of a decoder's head: prompts, and what is done with them.
+
+    Attributes:
+        messages: Role and template of each chat message; empty where `TaskConfig.text` is the prompt as it stands.
+        chat_template_args: JSON object passed to the chat template.
+        chat_date: Day that the chat template sees as today, ISO 8601, or None where it does not ask.
+        answer: Template of the text whose likelihood is computed (score), or None.
+        labels: Texts whose likelihoods are compared (classify).
+        json_schema: JSON text of the schema that generated texts fit, or None.
+        sampling: generate only.
+        max_positions: Positions of the model: prompt and new tokens together.
+    """
+
+    messages: tuple[tuple[str, str], ...]
+    chat_template_args: str
+    chat_date: str | None
+    answer: str | None
+    labels: tuple[str, ...]
+    json_schema: str | None
+    sampling: Sampling | None
+    max_positions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +89,7 @@ class TaskConfig:
         width: Values that the engine gives per row: of the embedding, or logits.
         max_tokens: Most tokens of one row, special tokens included.
         truncate: Cut longer texts at the end, or make them row errors.
+        decoder: Set for tasks that run a decoder's head over tokens: generate, score, classify by labels.
     """
 
     kind: TaskKind
@@ -42,6 +104,17 @@ class TaskConfig:
     width: int
     max_tokens: int
     truncate: Literal["end", "error"]
+    decoder: DecoderConfig | None = None
+
+    def templates(self) -> list[TextTemplate]:
+        """Templates of a row's texts, in the order in which `Tokenizer.tokenize_columns` takes them."""
+        if self.decoder is None:
+            return [parse_template(text) for text in (self.query, self.text) if text is not None]
+        if self.decoder.messages:
+            found = [parse_template(content, bare_column=False) for _, content in self.decoder.messages]
+        else:
+            found = [parse_template(self.text) if self.text else parse_template("", bare_column=False)]
+        return found if self.decoder.answer is None else [*found, parse_template(self.decoder.answer)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +138,9 @@ class WorkerConfig:
         result_columns: Names of the result columns, in order (see `workers.results`).
         threads: Engine threads, or None for all that the process may use.
         budget_tokens: Most tokens of one batch (a longer single row is a batch of its own).
+        step_tokens: generate: most tokens that enter the model in one step.
+        generate_rows: generate: most texts that grow at the same time.
+        cache_bytes: generate: size of the key/value cache; None leaves it to the engine.
     """
 
     task: TaskConfig
@@ -75,16 +151,23 @@ class WorkerConfig:
     result_columns: tuple[str, ...]
     threads: int | None
     budget_tokens: int
+    step_tokens: int = 512
+    generate_rows: int = 64
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedPiece:
-    """Rows `start <= row < stop` of one source file, whose version must still be the planned one."""
+    """Rows `start <= row < stop` of one source file, whose version must still be the planned one.
+
+    `first_row` is the place of the file's first row in the whole input.
+    """
 
     path: str
     version: str
     start: int
     stop: int
+    first_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)

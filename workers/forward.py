@@ -51,12 +51,15 @@ def compute_window(
     by_name = dict(zip(config.result_columns, columns, strict=True))
     rows = window.batch.rows
     arrays = [by_name[name] if name in by_name else rows.column(name) for name in config.output_schema.names]
-    errors = by_name["error"]
+    counts = count_errors(by_name["error"])
     return RowResults(
-        pa.RecordBatch.from_arrays(arrays, schema=config.output_schema),
-        Counter(text.partition(": `")[0] for text in errors.to_pylist() if text is not None),
-        int(window.tokens.offsets[-1]),
+        pa.RecordBatch.from_arrays(arrays, schema=config.output_schema), counts, int(window.tokens.offsets[-1])
     )
+
+
+def count_errors(errors: pa.Array) -> Counter[str]:
+    """Row errors by message, less what differs from row to row."""
+    return Counter(text.partition(": `")[0] for text in errors.to_pylist() if text is not None)
 
 
 def _unique_results(
@@ -70,12 +73,13 @@ def _unique_results(
     tokens = window.tokens
     results = {position: repeated.find(window.keys[position]) for position in window.known}
     lengths = row_lengths(tokens.offsets)
+    counts = lengths if tokens.counts is None else tokens.counts
     bad = tokens.errors
     good = np.array([i for i in range(len(lengths)) if i not in bad], np.int64)
 
     def keep(token_row: int, values: NDArray[np.float32] | None, error: str | None) -> None:
         position = int(window.fresh[token_row])
-        result = UniqueResult(values, error, int(lengths[token_row]), bool(tokens.truncated[token_row]))
+        result = UniqueResult(values, error, int(counts[token_row]), bool(tokens.truncated[token_row]))
         results[position] = result
         repeated.store(window.keys[position], result)
 
@@ -135,8 +139,10 @@ def _columns(
     for row, error in window.row_errors.items():
         errors[row] = error
     ok = computed & np.array([error is None for error in errors], np.bool_)
+    decoder = config.task.decoder
+    labels = engine.info.labels if decoder is None or not decoder.labels else [name.strip() for name in decoder.labels]
     fresh = [
-        *result_arrays(config.task, engine.info.labels, values, ok),
+        *result_arrays(config.task, labels, values, ok),
         *fact_arrays(n_tokens, truncated, computed, errors),
     ]
     return fresh if window.kept is None else window.kept.merge(fresh)

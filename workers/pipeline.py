@@ -11,8 +11,9 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sharding.errors import NotFoundError, RetryShard
 from sharding.failpoints import failpoint
@@ -22,49 +23,21 @@ from workers.config import Assignment, ShardResult, WorkerConfig
 from workers.engine.base import Engine
 from workers.flow import Ahead, Behind
 from workers.forward import RowResults, compute_window
+from workers.progress import Progress
+from workers.prompts import PromptTokenizer
 from workers.read import MOST_BATCH_ROWS, RowBatch, read_rows
 from workers.repair import read_kept
-from workers.template import TextTemplate, parse_template
+from workers.template import TextTemplate
 from workers.texts import RepeatedTexts, TextWindow, Tokenizer, tokenize_window
 from workers.write import PartWriter
 
+if TYPE_CHECKING:
+    from workers.constrain import SchemaConstraint
+
 _log = logging.getLogger(__name__)
 _RESULT_BYTES = 32 << 20
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the running shard is; read by other threads."""
-
-    shard: int = -1
-    rows_before: int = 0
-    tokens: int = 0
-    share: float = 0.0
-    window_rows: int = 0
-
-    def begin(self, shard: int) -> None:
-        """Begin a shard."""
-        self.shard, self.rows_before, self.tokens, self.share, self.window_rows = shard, 0, 0, 0.0, 0
-
-    @property
-    def rows(self) -> int:
-        """Rows of finished windows, and of the running one the share that its finished batches are."""
-        return self.rows_before + int(self.window_rows * self.share)
-
-    def window(self, rows: int, tokens: int) -> Callable[[int], None]:
-        """Begin a window; the function returned counts the tokens of each finished batch."""
-        self.share, self.window_rows = 0.0, rows
-
-        def advance(batch_tokens: int) -> None:
-            self.tokens += batch_tokens
-            self.share = min(1.0, self.share + batch_tokens / tokens)
-
-        return advance
-
-    def finish_window(self) -> None:
-        """The window's rows are finished, those without any token too."""
-        self.rows_before += self.window_rows
-        self.share, self.window_rows = 0.0, 0
+_GENERATE_ROWS = 64
+"""Rows of a window of generate: texts are slow, and a window leaves when its last one is finished."""
 
 
 @dataclass(slots=True)
@@ -75,6 +48,7 @@ class ShardTools:
     tokenizer: Tokenizer
     output: Storage
     progress: Progress = field(default_factory=Progress)
+    constraint: SchemaConstraint | None = None
 
 
 def run_shard(assignment: Assignment, config: WorkerConfig, tools: ShardTools) -> ShardResult:
@@ -124,8 +98,12 @@ def run_shard(assignment: Assignment, config: WorkerConfig, tools: ShardTools) -
 
 
 def _results(assignment: Assignment, config: WorkerConfig, tools: ShardTools) -> Iterator[RowResults]:
-    repeated = RepeatedTexts(tools.engine.info.width)
+    generates = config.task.kind == "generate"
+    repeated = RepeatedTexts(tools.engine.info.width, **({"most_bytes": 0} if generates else {}))
     with Ahead(_windows(assignment, config, tools, repeated), "read") as windows:
+        if generates:
+            yield from _texts(windows, assignment, config, tools)
+            return
         for window in windows:
             advance = tools.progress.window(window.batch.rows.num_rows, int(window.tokens.offsets[-1]))
             results = compute_window(window, config, tools.engine, repeated, advance)
@@ -133,14 +111,28 @@ def _results(assignment: Assignment, config: WorkerConfig, tools: ShardTools) ->
             yield results
 
 
+def _texts(
+    windows: Iterable[TextWindow], assignment: Assignment, config: WorkerConfig, tools: ShardTools
+) -> Iterator[RowResults]:
+    from workers.generate import TextGenerator
+
+    assert isinstance(tools.tokenizer, PromptTokenizer), "the tokenizer of a decoder task"
+    generator = TextGenerator(
+        config, tools.engine, tools.tokenizer.codec, tools.constraint, assignment.pieces, tools.progress
+    )
+    yield from generator.run(iter(windows))
+
+
 def _windows(
     assignment: Assignment, config: WorkerConfig, tools: ShardTools, repeated: RepeatedTexts
 ) -> Iterator[TextWindow]:
-    templates = [parse_template(text) for text in (config.task.query, config.task.text) if text is not None]
+    templates = config.task.templates()
     kept = None
     if assignment.repair_part is not None:
         kept = read_kept(tools.output, assignment.repair_part, config)
     most_rows = max(1, min(MOST_BATCH_ROWS, _RESULT_BYTES // (4 * tools.engine.info.width)))
+    if config.task.kind == "generate":
+        most_rows = min(most_rows, _GENERATE_ROWS)
     for batch in read_rows(assignment.pieces, _read_columns(config, templates), most_rows=most_rows):
         window = _probed(batch, assignment.probe)
         if window is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from workers.config import TaskConfig, TaskKind
+from workers.config import TaskConfig
 
 FACT_FIELDS = (
     pa.field("n_tokens", pa.int32()),
@@ -17,19 +17,33 @@ FACT_FIELDS = (
 )
 
 
-def result_fields(kind: TaskKind, column: str, width: int) -> tuple[pa.Field, ...]:
+def result_fields(task: TaskConfig, column: str) -> tuple[pa.Field, ...]:
     """The columns a task adds, before `n_tokens`, `truncated` and `error`.
 
     Args:
-        kind: The task.
-        column: Name of the main column: the embedding, the label, the score.
-        width: Values per embedding.
+        task: The task.
+        column: Name of the main column: the embedding, the label, the score, the text.
     """
-    if kind == "embed":
-        return (pa.field(column, pa.list_(pa.field("element", pa.float32()), width)),)
-    if kind == "classify":
+    if task.kind == "generate":
+        assert task.decoder is not None, "a decoder task"
+        assert task.decoder.sampling is not None, "a task of kind generate"
+        return completion_fields(column, task.decoder.sampling.n)
+    if task.kind == "embed":
+        return (pa.field(column, pa.list_(pa.field("element", pa.float32()), task.width)),)
+    if task.kind == "classify":
         return (pa.field(column, pa.string()), pa.field("score", pa.float32()))
+    if task.kind == "score":
+        counted = pa.field("n_answer_tokens", pa.int32())
+        return (pa.field(column, pa.float32()), counted, pa.field("perplexity", pa.float32()))
     return (pa.field(column, pa.float32()),)
+
+
+def completion_fields(column: str, n: int) -> tuple[pa.Field, ...]:
+    """Result columns of generate before `n_tokens`, `truncated` and `error`; lists where a row has several texts."""
+    kinds = {column: pa.string(), "finish_reason": pa.string(), "n_new_tokens": pa.int32(), "logprob": pa.float32()}
+    return tuple(
+        pa.field(name, kind if n == 1 else pa.list_(pa.field("element", kind))) for name, kind in kinds.items()
+    )
 
 
 def activate_logits(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32]:
@@ -61,6 +75,8 @@ def result_arrays(
         flat = pa.array(np.where(ok[:, None], values, 0).reshape(-1), pa.float32())
         kind = pa.list_(pa.field("element", pa.float32()), values.shape[1])
         return [pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=null)]
+    if task.kind == "score":
+        return _score_arrays(values, ok)
     scores = activate_logits(np.where(ok[:, None], values, 0), task.activation)
     if task.kind == "rerank":
         return [pa.array(scores[:, 0], pa.float32(), mask=~ok)]
@@ -69,6 +85,19 @@ def result_arrays(
     return [
         pa.array(names[best], pa.string(), mask=~ok),
         pa.array(scores[np.arange(len(best)), best], pa.float32(), mask=~ok),
+    ]
+
+
+def _score_arrays(values: NDArray[np.float32], ok: NDArray[np.bool_]) -> list[pa.Array]:
+    """Sum of log-probabilities, how many tokens it is of, and the perplexity (at most the largest float32)."""
+    sums = np.where(ok, values[:, 0], 0).astype(np.float64)
+    counted = np.where(ok, values[:, 1], 1).astype(np.int32)
+    with np.errstate(over="ignore"):
+        perplexity = np.minimum(np.exp(-sums / counted), np.finfo(np.float32).max)
+    return [
+        pa.array(sums.astype(np.float32), pa.float32(), mask=~ok),
+        pa.array(counted, pa.int32(), mask=~ok),
+        pa.array(perplexity.astype(np.float32), pa.float32(), mask=~ok),
     ]
 
 

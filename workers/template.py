@@ -37,6 +37,8 @@ class TextTemplate:
         Returns:
             string array, null where a column is null.
         """
+        if not self.columns:
+            return pa.array([self.literals[0]] * batch.num_rows, pa.string())
         texts = [_as_text(batch.column(name)) for name in self.columns]
         if len(texts) == 1 and self.literals == ("", ""):
             return texts[0]
@@ -51,15 +53,17 @@ class TextTemplate:
         return f"null text in column: `{next(nulls, self.source)}`"
 
 
-def parse_template(text: str) -> TextTemplate:
+def parse_template(text: str, *, bare_column: bool = True) -> TextTemplate:
     """Read a column name or a template.
 
-    A text without braces is a column name.
+    Args:
+        text: The template.
+        bare_column: A text without braces is a column name, and there is a column at least. Else it stands for itself.
 
     Raises:
-        InputError: A brace without its partner, an empty name, or no column at all.
+        InputError: A brace without its partner, an empty name, or no column where there has to be one.
     """
-    if "{" not in text and "}" not in text:
+    if bare_column and "{" not in text and "}" not in text:
         return TextTemplate(text, ("", ""), (text,))
     literals, columns, literal, end = [], [], "", 0
     for match in _TOKEN.finditer(text):
@@ -77,7 +81,7 @@ def parse_template(text: str) -> TextTemplate:
                 hint="name a column as `{title}`; write `{{` and `}}` for literal braces",
             )
     literals.append(literal + text[end:])
-    if not columns:
+    if bare_column and not columns:
         raise InputError(f"a text template names no column: `{text}`", hint="name a column as `{title}`")
     return TextTemplate(text, tuple(literals), tuple(columns))
 

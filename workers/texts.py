@@ -28,11 +28,8 @@ class Tokenizer(Protocol):
 
     prompt_tokens: int
 
-    def tokenize(self, texts: Sequence[str | None]) -> TokenRows:
-        """Token rows of single texts."""
-
-    def tokenize_pairs(self, queries: Sequence[str | None], texts: Sequence[str | None]) -> TokenRows:
-        """Token rows of pairs."""
+    def tokenize_columns(self, columns: Sequence[Sequence[str | None]]) -> TokenRows:
+        """Token rows of the texts that a task's templates give, one column for each template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +45,13 @@ class UniqueResult:
 class RepeatedTexts:
     """Remembers the texts of a shard, so that each distinct one is tokenised and computed once.
 
-    At most 64 MiB are kept; a text that comes when it is full is computed again, with the same result.
+    At most `most_bytes` (64 MiB) are kept; a text that comes when it is full is computed again, with the same result.
     The reading thread admits texts, the computing thread stores and finds results: windows come in one order, so a
     result is always stored before it is looked for.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, most_bytes: int = _REPEATED_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._entry_bytes = _ENTRY_BYTES + 4 * width
         self._admitted: set[bytes] = set()
         self._results: dict[bytes, UniqueResult] = {}
@@ -62,7 +60,7 @@ class RepeatedTexts:
         """Whether a text is known from an earlier window; an unknown one is admitted while there is room."""
         if key in self._admitted:
             return True
-        if (len(self._admitted) + 1) * self._entry_bytes <= _REPEATED_BYTES:
+        if (len(self._admitted) + 1) * self._entry_bytes <= self._most_bytes:
             self._admitted.add(key)
         return False
 
@@ -113,7 +111,7 @@ def tokenize_window(
 
     Args:
         batch: The rows.
-        templates: One for a single text, two (query, text) for a pair.
+        templates: As the task gives them; see `workers.config.TaskConfig.templates`.
         tokenizer: The model's.
         repeated: Texts of earlier windows of this shard.
         poison_rows: Rows of the shard that must not reach the model.
@@ -134,7 +132,7 @@ def tokenize_window(
         (known if repeated.admit(key) else fresh).append(position)
     rows = pa.array(firsts[np.array(fresh, np.int64)] if fresh else np.zeros(0, np.int64))
     texts = [column.take(rows).to_pylist() for column in columns]
-    tokens = tokenizer.tokenize(texts[0]) if len(texts) == 1 else tokenizer.tokenize_pairs(texts[0], texts[1])
+    tokens = tokenizer.tokenize_columns(texts)
     return TextWindow(batch, unique, row_errors, keys, known, np.array(fresh, np.int64), tokens, kept)
 
 

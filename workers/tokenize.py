@@ -34,6 +34,7 @@ class TokenRows:
         truncated: bool (rows,): something of the text was cut off.
         errors: Why a row is bad, by row; what differs from row to row follows `": "`.
         type_ids: uint32 (tokens,), or None where all of them are 0 (single texts of nearly every model).
+        counts: int64 (rows,): tokens to tell of each row, where these are not simply all of its tokens.
     """
 
     ids: NDArray[np.uint32]
@@ -41,6 +42,7 @@ class TokenRows:
     truncated: NDArray[np.bool_]
     errors: dict[int, str]
     type_ids: NDArray[np.uint32] | None
+    counts: NDArray[np.int64] | None = None
 
 
 class TextTokenizer:
@@ -90,6 +92,10 @@ class TextTokenizer:
         )
         self._check_room(self._single)
         self.prompt_tokens = self._count_prompt_tokens(files.special_tokens) if prompt else 0
+
+    def tokenize_columns(self, columns: Sequence[Sequence[str | None]]) -> TokenRows:
+        """Tokenise rows of one text, or of two (a pair), given as columns."""
+        return self.tokenize(columns[0]) if len(columns) == 1 else self.tokenize_pairs(columns[0], columns[1])
 
     def tokenize(self, texts: Sequence[str | None]) -> TokenRows:
         """Tokenise single texts.

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sharding.errors import DriftError
+from sharding.errors import DriftError, InputError
 from sharding.storage import open_storage
 from workers.config import Assignment, ShardResult, TaskConfig, WorkerConfig
-from workers.engine.fake import FakeTokenizer, is_fake
+from workers.engine.fake import FakeCodec, FakeTokenizer, fake_folder, is_fake
 from workers.engine.load import load_engine
-from workers.pipeline import Progress, ShardTools, run_shard
+from workers.pipeline import ShardTools, run_shard
+from workers.progress import Progress
 from workers.texts import Tokenizer
+
+if TYPE_CHECKING:
+    from workers.constrain import SchemaConstraint
+    from workers.model.decoder import DecoderFiles
+    from workers.prompts import PromptTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +47,8 @@ class Worker:
             threads=config.threads,
             skip_tokens=0 if config.task.include_prompt else tokenizer.prompt_tokens,
         )
-        self._tools = ShardTools(engine, tokenizer, open_storage(config.output_uri))
+        constraint = load_constraint(model.source, path, config.task, engine.info.vocab_size)
+        self._tools = ShardTools(engine, tokenizer, open_storage(config.output_uri), constraint=constraint)
         _log.info("model loaded: %s", engine.info)
 
     def run(self, assignment: Assignment) -> ShardResult:
@@ -58,11 +66,60 @@ def load_tokenizer(source: str, path: Path, task: TaskConfig) -> Tokenizer:
     Raises:
         ModelError: The folder holds none that can be read.
     """
+    if task.decoder is not None:
+        return load_prompt_tokenizer(source, path, task)
     if is_fake(source):
         return FakeTokenizer(max_tokens=task.max_tokens, prompt=task.prompt)
     from workers.tokenize import TextTokenizer
 
     return TextTokenizer(path, max_tokens=task.max_tokens, prompt=task.prompt, truncate=task.truncate)
+
+
+def load_prompt_tokenizer(source: str, path: Path, task: TaskConfig) -> PromptTokenizer:
+    """The same for a task that runs a decoder's head: prompts, and text from tokens.
+
+    Raises:
+        ModelError: The folder holds none that can be read.
+        InputError: The task wants a chat and the model has no template for it.
+    """
+    from workers.prompts import FileCodec, PromptTokenizer, make_chat_template
+
+    assert task.decoder is not None, "a decoder task"
+    files = load_decoder_files(source, path)
+    if files is None:
+        return PromptTokenizer(FakeCodec(), task)
+    template = make_chat_template(files, task.decoder) if task.decoder.messages else None
+    return PromptTokenizer(FileCodec(files, task.max_tokens), task, template)
+
+
+def load_decoder_files(source: str, path: Path) -> DecoderFiles | None:
+    """What a decoder's files say; None for a fake model that has none.
+
+    Raises:
+        ModelError: They are missing or broken.
+    """
+    from workers.model.decoder import read_decoder_files
+
+    if is_fake(source):
+        folder = fake_folder(source)
+        return None if folder is None else read_decoder_files(folder)
+    return read_decoder_files(path)
+
+
+def load_constraint(source: str, path: Path, task: TaskConfig, vocab_size: int) -> SchemaConstraint | None:
+    """The schema that a task's texts fit, compiled for the model; None without one.
+
+    Raises:
+        InputError: It cannot be used; see `workers.constrain.SchemaConstraint`.
+    """
+    if task.decoder is None or task.decoder.json_schema is None or task.decoder.sampling is None:
+        return None
+    from workers.constrain import SchemaConstraint
+
+    files = load_decoder_files(source, path)
+    if files is None:
+        raise InputError(f"task.json_schema needs a tokenizer of a real kind: `{source}`")
+    return SchemaConstraint(task.decoder.json_schema, files.tokenizer, vocab_size, task.decoder.sampling.stop_ids)
 
 
 def _checked_model_path(config: WorkerConfig) -> Path:

@@ -174,6 +174,7 @@ impl Generator {
         stats.set_item("shared_tokens", found.shared_tokens)?;
         stats.set_item("preemptions", found.preemptions)?;
         stats.set_item("model_s", found.model_s)?;
+        stats.set_item("attention_s", found.attention_s)?;
         stats.set_item("mask_s", found.mask_s)?;
         stats.set_item("sampling_s", found.sampling_s)?;
         stats.set_item("block_bytes", found.block_bytes)?;

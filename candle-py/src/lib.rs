@@ -6,6 +6,7 @@ mod communicator;
 mod engine;
 mod error;
 mod generator;
+mod gguf;
 mod inputs;
 
 #[global_allocator]
@@ -22,4 +23,6 @@ mod _native {
     use crate::engine::{Engine, capabilities, convert_pickle, inspect, inspect_rank};
     #[pymodule_export]
     use crate::generator::{Event, Generator};
+    #[pymodule_export]
+    use crate::gguf::gguf_metadata;
 }

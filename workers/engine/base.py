@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,74 @@ class BatchOutput:
     bad_rows: tuple[int, ...]
 
 
+class Constraint(Protocol):
+    """Restricts the next token of one text; see `workers.constrain.TextConstraint`."""
+
+    def mask(self, new_ids: Sequence[int]) -> bytes | None:
+        """One bit per token that may come next after `new_ids`; None ends the text."""
+
+
+class Event(Protocol):
+    """What became of one request in one step.
+
+    Attributes:
+        request_id: As given to `Generator.add`.
+        ids: New tokens, never an end token.
+        logprobs: Log-probability of each, of the model's own distribution before temperature and the like.
+        finish: None while the text goes on. `stop`: an end token. `length`: `max_new_tokens`. `stopped`: its constraint
+            or its caller ended it. `error`: see `error`.
+    """
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def finish(self) -> Literal["stop", "length", "stopped", "error"] | None: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class Generator(Protocol):
+    """Texts that grow together, one token each in a step; more may be added at any time and wait for a place."""
+
+    def add(
+        self,
+        request_id: int,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop_ids: Sequence[int] = (),
+        beams: int = 1,
+        length_penalty: float = 1.0,
+        min_new_tokens: int = 0,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Add a prompt.
+
+        Raises:
+            RecordRow: The model cannot take it.
+        """
+
+    def step(self) -> Sequence[Event]:
+        """One step of the model.
+
+        Raises:
+            RetryShard: The engine failed in a way that another attempt may not.
+        """
+
+    def stop(self, request_id: int) -> None:
+        """End a text that has not ended: its caller found a stop string."""
+
+
 class Engine(Protocol):
     """A loaded model, ready for one kind of task."""
 
@@ -66,9 +135,19 @@ class Engine(Protocol):
         """Compute one batch.
 
         Args:
-            batch: Ragged token ids, at least one row, no row empty.
+            batch: Ragged token ids, at least one row, no row empty. For score and labels with `type_ids` as
+                `workers.prompts.PromptTokenizer` gives them.
 
         Raises:
             RecordRow: The batch holds a row that the model cannot take (an id outside its vocabulary, say).
             RetryShard: The engine failed in a way that another attempt may not.
+        """
+
+    def generator(self, *, rows: int, cache_bytes: int | None, step_tokens: int) -> Generator:
+        """A generator of this model, empty; the one before it is not used any more.
+
+        Args:
+            rows: Texts that grow at the same time.
+            cache_bytes: Size of the key/value cache; None leaves it to the engine.
+            step_tokens: Most tokens that enter the model in one step.
         """

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import candle_py
 import numpy as np
+from numpy.typing import NDArray
 
 from sharding.errors import CandelabraError, InfrastructureError, InputError, RecordRow, RetryShard
 from workers.batch import TokenBatch
 from workers.config import TaskConfig, TaskKind
-from workers.engine.base import BatchOutput, EngineInfo
+from workers.engine.base import BatchOutput, EngineInfo, Event, Generator
 from workers.errors import ModelError
+from workers.likelihood import compute_likelihoods
 
 
-def inspect_candle(path: Path, kind: TaskKind, pooling: str) -> EngineInfo:
+def inspect_candle(path: Path, kind: TaskKind, pooling: str, *, by_likelihood: bool = False) -> EngineInfo:
     """Check a model folder and say what it holds; no weight is loaded.
 
     Args:
         path: The folder.
         kind: The task.
         pooling: `auto`, or modes joined by `+`.
+        by_likelihood: The task runs a decoder's head over tokens.
 
     Raises:
         ModelError: It cannot be loaded, or not for this task.
         InputError: There is no such pooling.
     """
     try:
-        return _info(candle_py.inspect(str(path), pooling=pooling), kind)
+        return _info(candle_py.inspect(str(path), pooling=pooling), kind, by_likelihood)
     except candle_py.InputError as error:
         raise InputError(str(error), hint=error.hint) from error
     except candle_py.EngineError as error:
@@ -48,7 +52,7 @@ class CandleEngine:
             self._engine = candle_py.Engine.load(str(path), device=device, dtype=dtype, threads=threads)
         except candle_py.EngineError as error:
             raise _translated(error) from error
-        info = _info(self._engine.info, task.kind)
+        info = _info(self._engine.info, task.kind, task.decoder is not None)
         self._info = replace(info, width=task.width)
 
     @property
@@ -59,6 +63,9 @@ class CandleEngine:
     def forward(self, batch: TokenBatch) -> BatchOutput:
         """Compute one batch; see `workers.engine.base.Engine.forward`."""
         try:
+            if self._task.decoder is not None:
+                scored = self._task.kind == "score"
+                return compute_likelihoods(batch, self._info.width, self._logprobs, scored=scored)
             if self._task.kind == "embed":
                 result = self._engine.embed(
                     batch.ids,
@@ -75,11 +82,62 @@ class CandleEngine:
             raise _translated(error) from error
         return BatchOutput(np.asarray(result), tuple(result.bad_rows))
 
+    def generator(self, *, rows: int, cache_bytes: int | None, step_tokens: int) -> Generator:
+        """See `workers.engine.base.Engine.generator`."""
+        try:
+            native: Any = self._engine
+            inner = native.generator(max_rows=rows, cache_bytes=cache_bytes, step_tokens=step_tokens)
+        except candle_py.EngineError as error:
+            raise _translated(error) from error
+        return _Generator(inner)
+
+    def _logprobs(self, ids: NDArray[np.uint32], offsets: NDArray[np.uint32]) -> NDArray[np.float32]:
+        native: Any = self._engine
+        return np.asarray(native.token_logprobs(ids, offsets))
+
+
+class _Generator:
+    """candle_py's generator with the project's errors; see `workers.engine.base.Generator`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def add(self, request_id: int, ids: Sequence[int], **options: Any) -> None:
+        """See `workers.engine.base.Generator.add`."""
+        try:
+            self._inner.add(request_id, np.array(ids, np.uint32), **options)
+        except candle_py.EngineError as error:
+            raise _translated(error) from error
+
+    def step(self) -> Sequence[Event]:
+        """See `workers.engine.base.Generator.step`."""
+        try:
+            events: Sequence[Event] = self._inner.step()
+        except candle_py.EngineError as error:
+            raise _translated(error, row=False) from error
+        return events
+
+    def stop(self, request_id: int) -> None:
+        """See `workers.engine.base.Generator.stop`."""
+        self._inner.stop(request_id)
+
 
 def capabilities() -> dict[str, Any]:
     """What the installed build of the engine offers: versions, CPU features and path in force, CUDA, NCCL."""
     found: dict[str, Any] = candle_py.capabilities()
     return found
+
+
+def read_gguf_metadata(path: Path) -> dict[str, Any]:
+    """Everything in a GGUF file's header but its tensors: plain values and lists of them, by key.
+
+    Raises:
+        ModelError: The file is missing, damaged, or of another format or version.
+    """
+    try:
+        return candle_py.gguf_metadata(str(path))
+    except candle_py.EngineError as error:
+        raise _translated(error) from error
 
 
 def convert_weights(source: Path, target: Path) -> int:
@@ -101,9 +159,14 @@ def convert_weights(source: Path, target: Path) -> int:
         raise _translated(error) from error
 
 
-def _info(facts: dict[str, Any], kind: TaskKind) -> EngineInfo:
+def _info(facts: dict[str, Any], kind: TaskKind, by_likelihood: bool) -> EngineInfo:
     labels = facts["labels"]
-    if kind != "embed" and not facts["num_labels"]:
+    if by_likelihood and (facts.get("kind") != "decoder" or facts.get("tied") is None):  # tied: of the head's weights
+        raise ModelError(
+            f"the model does not predict tokens, so it cannot {kind} by likelihood: `{facts['architecture']}`",
+            hint="use a causal language model (Llama, Qwen2, Qwen3)",
+        )
+    if kind != "embed" and not by_likelihood and not facts["num_labels"]:
         raise ModelError(
             f"the model has no classification head, so it cannot {kind}: `{facts['architecture']}`",
             hint="use a model saved for sequence classification, or task.kind: embed",
@@ -114,7 +177,7 @@ def _info(facts: dict[str, Any], kind: TaskKind) -> EngineInfo:
         vocab_size=facts["vocab_size"],
         hidden_size=facts["hidden_size"],
         layers=facts["layers"],
-        width=(facts["embedding_dim"] or facts["hidden_size"]) if kind == "embed" else facts["num_labels"],
+        width=(facts["embedding_dim"] or facts["hidden_size"]) if kind == "embed" else facts["num_labels"] or 2,
         labels=None if labels is None else tuple(labels),
         pooling=None if facts["pooling"] is None else "+".join(facts["pooling"]),
         normalize=facts["normalize"],
@@ -125,8 +188,8 @@ def _info(facts: dict[str, Any], kind: TaskKind) -> EngineInfo:
     )
 
 
-def _translated(error: candle_py.EngineError) -> CandelabraError:
-    """The project's error for one of the engine's, by its kind."""
+def _translated(error: candle_py.EngineError, *, row: bool = True) -> CandelabraError:
+    """The project's error for one of the engine's, by its kind; `row`: bad input is one row's."""
     message, hint = str(error), error.hint
-    kinds = {"model": ModelError, "input": RecordRow, "device": InfrastructureError}
+    kinds = {"model": ModelError, "input": RecordRow if row else RetryShard, "device": InfrastructureError}
     return kinds.get(error.kind, RetryShard)(message, hint=hint)

@@ -34,7 +34,7 @@ def load_engine(
     return CandleEngine(path, task, device=device, dtype=dtype, threads=threads, skip_tokens=skip_tokens)
 
 
-def inspect_model(source: str, path: Path, kind: TaskKind, pooling: str) -> EngineInfo:
+def inspect_model(source: str, path: Path, kind: TaskKind, pooling: str, *, by_likelihood: bool = False) -> EngineInfo:
     """Read what a model says of itself, and check its files, without loading any weight.
 
     Args:
@@ -42,6 +42,7 @@ def inspect_model(source: str, path: Path, kind: TaskKind, pooling: str) -> Engi
         path: Folder that `source` was resolved to.
         kind: The task.
         pooling: `auto`, or modes joined by `+`.
+        by_likelihood: The task runs a decoder's head over tokens.
 
     Raises:
         ModelError: The folder cannot be loaded; the message lists every problem found.
@@ -50,4 +51,4 @@ def inspect_model(source: str, path: Path, kind: TaskKind, pooling: str) -> Engi
         return FakeEngine.inspect(source, kind)
     from workers.engine.candle import inspect_candle
 
-    return inspect_candle(path, kind, pooling)
+    return inspect_candle(path, kind, pooling, by_likelihood=by_likelihood)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,19 +48,25 @@ class BoundedEncoder:
 
     Args:
         tokenizer: Without truncation and padding.
-        tokenizer_path: Its tokenizer.json.
+        tokenizer_path: Its tokenizer.json; None where it was not read from one.
         max_tokens: Most tokens of a row; sets the hard bound.
         side: The end of a text that is cut off. Texts cut at their beginning are tokenised whole up to the bound.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, tokenizer_path: Path, *, max_tokens: int, side: Literal["right", "left"]
+        self, tokenizer: Tokenizer, tokenizer_path: Path | None, *, max_tokens: int, side: Literal["right", "left"]
     ) -> None:
         self._tokenizer = tokenizer
-        self._stable = find_stable_rule(read_object(tokenizer_path))
+        content = read_object(tokenizer_path) if tokenizer_path else json.loads(tokenizer.to_str())
+        self._stable = find_stable_rule(content)
         self._hard_chars = max(HARD_BOUND_CHARS, HARD_BOUND_CHARS_PER_TOKEN * max_tokens)
         self._side = side
         self._can_cut = side == "right" and self._stable.rule != "nothing"
+
+    @property
+    def hard_chars(self) -> int:
+        """Characters of a text beyond which nothing is tokenised."""
+        return self._hard_chars
 
     def encode(self, texts: Sequence[str], room: int, prompt: str = "") -> list[TextTokens]:
         """Tokenise texts.

@@ -1,4 +1,4 @@
-"""What a model folder says about text: lengths, prompts, case. Says nothing about weights, and reads no tokenizer."""
+"""What a model folder or GGUF file says about text: lengths, prompts, case. Reads neither weights nor tokenizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from workers.errors import ModelError
+from workers.model.gguf import GgufText, read_gguf
 from workers.model.jsonfile import read_count, read_object
 from workers.model.layout import (
     CONFIG,
@@ -16,10 +17,11 @@ from workers.model.layout import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     TRANSFORMER_CONFIGS,
+    is_gguf,
     read_modules,
     text_folder,
 )
-from workers.model.lengths import LengthFacts, TokenLimit, read_length_facts
+from workers.model.lengths import LengthFacts, TokenLimit, read_length_facts, read_tokenizer_length
 
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -29,8 +31,8 @@ class ModelFiles:
     """What the files say, before a task asks for anything.
 
     Attributes:
-        path: The model folder.
-        tokenizer_path: Its `tokenizer.json`, which exists.
+        path: The model folder, or the GGUF file.
+        tokenizer_path: Its `tokenizer.json`, which exists; None where a GGUF file has none beside it.
         model_type: `model_type` of `config.json`.
         vocab_size: Rows of the embedding matrix as `config.json` says, or None.
         lengths: Everything the files say about lengths.
@@ -40,10 +42,11 @@ class ModelFiles:
         lowercase: Texts are lower-cased before everything else.
         truncation_side: The end of a text that is cut off.
         special_tokens: Contents of the tokens that the tokenizer's config calls special.
+        gguf: What the GGUF file says, where the model is one.
     """
 
     path: Path
-    tokenizer_path: Path
+    tokenizer_path: Path | None
     model_type: str
     vocab_size: int | None
     lengths: LengthFacts
@@ -53,6 +56,12 @@ class ModelFiles:
     lowercase: bool
     truncation_side: Literal["right", "left"]
     special_tokens: frozenset[str]
+    gguf: GgufText | None = None
+
+    @property
+    def config_name(self) -> str:
+        """The file that gives `vocab_size`."""
+        return CONFIG if self.gguf is None else self.path.name
 
     @property
     def max_tokens(self) -> int:
@@ -73,12 +82,14 @@ def read_model_files(path: Path | str) -> ModelFiles:
     """Read what a model folder says about text.
 
     Args:
-        path: The model folder.
+        path: The model folder, or a GGUF file.
 
     Raises:
         ModelError: `config.json` or `tokenizer.json` is missing, or a file is broken or says something impossible.
     """
     folder = Path(path)
+    if is_gguf(folder):
+        return _read_gguf_files(folder)
     place = text_folder(folder)
     config = read_object(place / CONFIG)
     if not config:
@@ -108,6 +119,30 @@ def read_model_files(path: Path | str) -> ModelFiles:
         lowercase=transformer.get("do_lower_case") is True,
         truncation_side=_truncation_side(tokenizer_config),
         special_tokens=_special_tokens(tokenizer_config),
+    )
+
+
+def _read_gguf_files(path: Path) -> ModelFiles:
+    """The same of a GGUF file; what lies in its folder besides says more about text where it is there."""
+    gguf = read_gguf(path)
+    tokenizer_path = path.parent / TOKENIZER
+    tokenizer_config = read_object(path.parent / TOKENIZER_CONFIG)
+    positions = gguf.context_length and TokenLimit(gguf.context_length, f"{gguf.context_key} of {path.name}")
+    return ModelFiles(
+        path=path,
+        tokenizer_path=tokenizer_path if tokenizer_path.is_file() else None,
+        model_type=gguf.architecture,
+        vocab_size=gguf.vocab_size,
+        lengths=LengthFacts(
+            positions or None, read_tokenizer_length(tokenizer_config, path.parent / TOKENIZER_CONFIG), None
+        ),
+        prompts=MappingProxyType({}),
+        default_prompt_name=None,
+        include_prompt=True,
+        lowercase=False,
+        truncation_side=_truncation_side(tokenizer_config),
+        special_tokens=_special_tokens(tokenizer_config) or gguf.control_tokens,
+        gguf=gguf,
     )
 
 

@@ -2,8 +2,8 @@
 
 `huggingface_hub` does the fetching: `HF_ENDPOINT` (a mirror), `HF_HUB_OFFLINE`, `HF_TOKEN` and `HF_HOME` are obeyed, a
 connection cut in the middle is resumed with a ranged request, and its file locks make two processes of one machine
-that want the same file fetch it once. Only safetensors, configs and tokenizers are fetched, never pickled or other
-weights.
+that want the same file fetch it once. Only safetensors, configs and tokenizers are fetched, and a GGUF file that was
+asked for by name, never pickled or other weights.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sharding.errors import AuthenticationError, CandelabraError, DiskFullError, NotFoundError
 from workers.errors import HubError, ModelError
 from workers.model.layout import (
+    BESIDE_GGUF,
+    GGUF_SUFFIX,
     MODULES,
     PROMPTS,
     SMALL_FILES,
@@ -46,6 +48,39 @@ _logger = logging.getLogger(__name__)
 def is_hub_id(source: str) -> bool:
     """Whether a source is written like a Hub id: `name` or `org/name`."""
     return _HUB_ID.fullmatch(source) is not None
+
+
+def split_hub_file(source: str) -> tuple[str, str] | None:
+    """`org/name/PATH.gguf` as repository and path; None for anything else."""
+    parts = source.split("/")
+    repository, inner = "/".join(parts[:2]), "/".join(parts[2:])
+    if not inner.lower().endswith(GGUF_SUFFIX) or not is_hub_id(repository) or {"", ".", ".."} & set(parts):
+        return None
+    return repository, inner
+
+
+def fetch_gguf(repository: str, inner: str, revision: str | None, *, offline: bool | None) -> tuple[Path, str]:
+    """Fetch one GGUF file, and what lies beside it and says more about text, or find them in the cache.
+
+    Args:
+        repository: A Hub id.
+        inner: The file's path in it.
+        revision: As of `fetch_model`.
+        offline: As of `fetch_model`.
+
+    Returns:
+        The file, and its commit.
+
+    Raises:
+        NotFoundError: The repository has no such file, or as of `fetch_model`.
+        AuthenticationError, HubError, DiskFullError: As of `fetch_model`.
+    """
+    snapshot = _Snapshot(repository, offline is True)
+    names = [str(PurePosixPath(inner).parent / name) for name in BESIDE_GGUF]
+    folder = snapshot.fetch(revision, [inner, *names])
+    if not (folder / inner).is_file():
+        raise NotFoundError(f"the Hub model {repository} has no such file: `{inner}`")
+    return folder / inner, folder.name
 
 
 def fetch_model(repository: str, revision: str | None, *, offline: bool | None) -> tuple[Path, str]:
@@ -126,6 +161,8 @@ class _Snapshot:
         hint = "only safetensors are read"
         if any(name.endswith(".bin") for name in found):
             hint = "fetch it with `hf download`, then `candelabra convert FOLDER NEW_FOLDER` makes safetensors of it"
+        elif any(name.endswith(GGUF_SUFFIX) for name in found):
+            hint = f"name one file: model.source: {self._repository}/FILE{GGUF_SUFFIX}"
         only = f", only {', '.join(found)}" if found else ""
         return ModelError(f"the Hub model has no weights in safetensors{only}: `{self._repository}`", hint=hint)
 

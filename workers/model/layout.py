@@ -1,4 +1,7 @@
-"""Which files of a model folder decide its output, and where each part sits. Reads JSON only; fetches nothing."""
+"""Which files of a model decide its output, and where each part sits. Reads JSON only; fetches nothing.
+
+A model is a folder, or one GGUF file; then files in its folder that say more about text count too.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,9 @@ TRANSFORMER_CONFIGS = (
     "sentence_xlnet_config.json",
 )
 """Names that sentence-transformers gave to one file over the years, in the order it looks for them."""
+GGUF_SUFFIX = ".gguf"
+BESIDE_GGUF = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+"""What counts in the folder of a GGUF file."""
 SMALL_FILES = (
     CONFIG,
     TOKENIZER,
@@ -82,8 +88,40 @@ def inside(path: str, named_by: Path) -> str:
     return "" if path in ("", ".") else str(parts)
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, by its name."""
+    return path.suffix.lower() == GGUF_SUFFIX and path.is_file()
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files in a folder, sorted."""
+    return sorted(path for path in folder.iterdir() if is_gguf(path))
+
+
+def only_gguf(folder: Path) -> Path | None:
+    """The GGUF file that a folder without `config.json` stands for; None when it holds none.
+
+    Raises:
+        ModelError: It holds several.
+    """
+    if (folder / CONFIG).is_file():
+        return None
+    files = gguf_files(folder)
+    if len(files) > 1:
+        raise ModelError(
+            f"the model folder holds {len(files)} GGUF files: `{folder}`",
+            hint=f"name one of them: {', '.join(path.name for path in files)}",
+        )
+    return files[0] if files else None
+
+
 def text_folder(folder: Path) -> Path:
-    """The folder that holds config and tokenizer: the first module's (old models keep it in `0_Transformer`)."""
+    """The folder that holds config and tokenizer: the first module's (old models keep it in `0_Transformer`).
+
+    For a GGUF file it is the folder that the file lies in.
+    """
+    if is_gguf(folder):
+        return folder.parent
     modules = read_modules(folder)
     if modules and modules[0].path and (folder / modules[0].path / CONFIG).is_file():
         return folder / modules[0].path
@@ -121,7 +159,7 @@ def index_shards(folder: Path) -> tuple[str, ...]:
 
 
 def deciding_files(folder: Path) -> tuple[str, ...]:
-    """Every file that decides the model's output, as sorted paths relative to the folder.
+    """Every file that decides the model's output, as sorted paths relative to the folder (a GGUF file's own folder).
 
     Weights, config, tokenizer, prompts, `modules.json` and what the folders that it names hold. Read-me files, other
     weight formats and training leftovers are not among them.
@@ -129,6 +167,8 @@ def deciding_files(folder: Path) -> tuple[str, ...]:
     Raises:
         ModelError: `modules.json` or the weights' index is broken.
     """
+    if is_gguf(folder):
+        return tuple(sorted([folder.name, *(name for name in BESIDE_GGUF if (folder.parent / name).is_file())]))
     folders = {"", *(module.path for module in read_modules(folder))}
     names = {name for name in (MODULES, PROMPTS) if (folder / name).is_file()}
     for inner in folders:

@@ -86,9 +86,18 @@ def read_length_facts(
     """
     return LengthFacts(
         _positions(*config),
-        _named("model_max_length", *tokenizer_config),
+        read_tokenizer_length(*tokenizer_config),
         _named("max_seq_length", *transformer_config),
     )
+
+
+def read_tokenizer_length(tokenizer_config: dict[str, Any], path: Path) -> TokenLimit | None:
+    """What tokenizer_config.json says, given as its content and path.
+
+    Raises:
+        ModelError: It says something that is no number.
+    """
+    return _named("model_max_length", tokenizer_config, path)
 
 
 def _named(key: str, content: dict[str, Any], path: Path) -> TokenLimit | None:

@@ -1,10 +1,11 @@
-//! A model folder read and checked as a whole, before any weight is: configuration, module chain, and every tensor's
+//! A model folder, or a GGUF file, read and checked as a whole, before any weight is: configuration, module chain, and every tensor's
 //! name, shape and dtype. Loading and inspecting both start here, so that what one refuses the other refuses too.
 
 use std::path::Path;
 
-use crate::config::{LanguageHead, ModelConfig, NetworkConfig, SentenceConfig, SentenceModule};
+use crate::config::{LanguageHead, ModelConfig, NetworkConfig, SentenceConfig, SentenceModule, read_gguf_config};
 use crate::error::{Problems, Result};
+use crate::gguf::{GgufFile, find_gguf};
 use crate::models::{self, Classifier, Network};
 use crate::weights::{Checkpoint, Declaration, Declared, Extras, Source};
 
@@ -29,23 +30,30 @@ pub struct Blueprint {
 pub const DENSE_LAYER: &str = "linear";
 
 impl Blueprint {
-    /// Reads the folder `dir`.
+    /// Reads the folder, or the GGUF file, at `path`.
     ///
     /// # Errors
     /// A file that is missing or damaged; else all that does not fit, told together.
-    pub fn read(dir: &Path) -> Result<Self> {
+    pub fn read(path: &Path) -> Result<Self> {
         let mut problems = Problems::default();
-        let sentence = SentenceConfig::read(dir, &mut problems)?;
-        let transformer = dir.join(&sentence.transformer_path);
-        let mut config = ModelConfig::read(&transformer, &mut problems)?;
+        let gguf = find_gguf(path)?.map(|file| GgufFile::open(&file)).transpose()?;
+        let sentence = match &gguf {
+            Some(file) => SentenceConfig::read_gguf(path, file, &mut problems)?,
+            None => SentenceConfig::read(path, &mut problems)?,
+        };
+        let transformer = path.join(&sentence.transformer_path);
+        let mut config = match &gguf {
+            Some(file) => ModelConfig::of(&read_gguf_config(file)?, &mut problems)?,
+            None => ModelConfig::read(&transformer, &mut problems)?,
+        };
         if sentence.pooling.is_some() {
             drop_separate_head(&mut config);
         }
         sentence.check_widths(config.network.hidden_size(), &mut problems);
-        problems.into_result(dir)?;
+        problems.into_result(path)?;
 
         let mut problems = Problems::default();
-        let checkpoint = Checkpoint::open(&transformer)?;
+        let checkpoint = gguf.map_or_else(|| Checkpoint::open(&transformer), Checkpoint::from_gguf)?;
         let prefix = models::prefix(&config.network, &checkpoint);
         let mut declaration = Declaration::default();
         Network::<Declared>::build(&config.network, prefix, &mut declaration)?;
@@ -67,7 +75,7 @@ impl Blueprint {
                 dense.push(checkpoint);
             }
         }
-        problems.into_result(dir)?;
+        problems.into_result(path)?;
         Ok(Self { config, sentence, prefix, checkpoint, dense, parameters })
     }
 }

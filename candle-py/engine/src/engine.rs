@@ -90,6 +90,7 @@ pub struct Engine {
 
 impl Engine {
     /// Loads the model in `dir`: `config.json`, safetensors, and sentence-transformers' files where there are any.
+    /// `dir` may also be a GGUF file, or a folder that holds one and no `config.json`; its tensors are dequantised.
     ///
     /// # Errors
     /// [`Error::Model`] when the folder does not hold a whole model of a supported kind, before anything is allocated;

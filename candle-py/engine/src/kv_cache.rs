@@ -15,6 +15,8 @@ pub struct PagedCache {
     shape: PageShape,
     layers: Vec<Pages>,
     blocks: usize,
+    /// Seconds of writing and reading it so far.
+    pub attention_s: f64,
 }
 
 /// Tokens to be written into one page.
@@ -31,7 +33,7 @@ pub struct PageWrite<'a> {
 impl PagedCache {
     /// A cache without blocks.
     pub fn new(layers: usize, shape: PageShape) -> Self {
-        Self { shape, layers: (0..layers).map(|_| Pages::new(shape)).collect(), blocks: 0 }
+        Self { shape, layers: (0..layers).map(|_| Pages::new(shape)).collect(), blocks: 0, attention_s: 0.0 }
     }
 
     /// How a page is laid out.
@@ -69,8 +71,9 @@ impl PagedCache {
         self.layers.iter_mut().for_each(|pages| pages.touch(count));
     }
 
-    /// Makes block `to` hold what block `from` does.
+    /// Makes block `to` hold what block `from` does; both must be there.
     pub fn copy(&mut self, from: usize, to: usize) {
+        assert!(from < self.blocks && to < self.blocks, "no such block");
         self.layers.iter_mut().for_each(|pages| pages.copy(from, to));
     }
 

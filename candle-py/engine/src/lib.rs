@@ -1,4 +1,5 @@
-//! Encoder and decoder models over ragged batches: token ids in, hidden states, embeddings or logits out. No Python, no tokenizer.
+//! Encoders and decoders over ragged batches: token ids in, hidden states, embeddings, logits or new tokens out. No
+//! Python, no tokenizer.
 //!
 //! A forward reads top to bottom as [`Engine`]: a checked [`Ragged`] batch is cut into chunks, each chunk runs the
 //! whole network on one thread, and its rows are pooled and written where they belong. Nothing of a row's result
@@ -14,6 +15,7 @@ mod engine;
 mod error;
 mod features;
 pub mod generate;
+mod gguf;
 mod group;
 mod info;
 mod kv_cache;
@@ -31,6 +33,7 @@ pub use batch::Ragged;
 pub use engine::{EmbedOptions, Engine, LoadOptions, Output};
 pub use error::{Error, Result, catching_panics};
 pub use features::cpu_features;
+pub use gguf::{GgufFile, GgufValue};
 pub use info::{Info, inspect, inspect_rank};
 pub use pickle::{Converted, convert_pickle};
 pub use pooling::{Pooling, PoolingMode};

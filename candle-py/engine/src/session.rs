@@ -179,6 +179,10 @@ impl StepModel for DecoderSession {
         result
     }
 
+    fn attention_s(&self) -> f64 {
+        self.cache.attention_s
+    }
+
     fn copy_block(&mut self, from: u32, to: u32) {
         self.copy(&[[from, to]]);
         if let Some(lead) = &mut self.lead {

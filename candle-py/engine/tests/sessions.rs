@@ -5,9 +5,10 @@
 
 mod common;
 
+use candle_core::{Device, Tensor};
 use candle_engine::generate::{BLOCK_TOKENS, Logits, StepBatch, StepModel, StepSequence};
 use candle_engine::{DecoderSession, Engine, LoadOptions};
-use common::{Batch, Random, cases, golden, instruction_sets, load, load_with, same_bits};
+use common::{Batch, Folder, Random, cases, golden, instruction_sets, load, load_with, same_bits};
 
 const DECODERS: [&str; 4] = ["qwen2", "qwen2-untied", "qwen3", "llama"];
 const NEW_TOKENS: usize = 24;
@@ -234,4 +235,29 @@ fn a_batch_that_does_not_fit_is_refused_before_any_work() {
         assert_eq!(error.to_string(), message);
     }
     session.step(&StepBatch::default(), &mut Vec::new()).unwrap();
+}
+
+#[test]
+fn what_a_broken_row_left_in_a_block_reaches_nobody() {
+    let mut folder = Folder::from_golden("qwen3");
+    let name = "model.embed_tokens.weight";
+    let mut table: Vec<f32> = folder.tensors[name].flatten_all().unwrap().to_vec1().unwrap();
+    table[7 * 64..8 * 64].fill(f32::NAN);
+    folder.tensors.insert(name.into(), Tensor::from_vec(table, &[384, 64], &Device::Cpu).unwrap());
+    let engine = load(folder.write());
+    let good = vec![1, 2, 3, 4, 5];
+    let bad = [7; 20];
+    let mut session = session(&engine, 3);
+    let mut logits = Vec::new();
+    let sequence = |tokens, start, blocks| StepSequence { tokens, start, blocks, logits: Logits::Last };
+    let mut step = |tokens: &[u32], sequences| {
+        session.step(&StepBatch { tokens: tokens.to_vec(), sequences }, &mut logits).unwrap();
+        // The head is the same table: one logit is not a number anyway.
+        logits.chunks(VOCAB).map(|row| row.iter().filter(|logit| logit.is_nan()).count()).collect::<Vec<_>>()
+    };
+    let both = [&bad[..], &good].concat();
+    let sequences = vec![sequence(0..20, 0, vec![0, 1]), sequence(20..25, 0, vec![2])];
+    assert_eq!(step(&both, sequences), [VOCAB, 1]);
+    assert_eq!(step(&good, vec![sequence(0..5, 0, vec![1])]), [1]);
+    assert_eq!(step(&[9], vec![sequence(0..1, 5, vec![1])]), [1]);
 }

@@ -1,4 +1,4 @@
-"""Encoder models on Hugging Face's Candle: token ids in; hidden states, embeddings or logits out. Knows no text."""
+"""Models on Hugging Face's Candle: token ids in; hidden states, embeddings, logits or new tokens out. Knows no text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from candle_py._native import (
     TcpCommunicator,
     capabilities,
     convert_pickle,
+    gguf_metadata,
     inspect,
     inspect_rank,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "TcpCommunicator",
     "capabilities",
     "convert_pickle",
+    "gguf_metadata",
     "inspect",
     "inspect_rank",
 ]

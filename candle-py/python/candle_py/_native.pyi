@@ -14,6 +14,7 @@ __all__ = [
     "TcpCommunicator",
     "capabilities",
     "convert_pickle",
+    "gguf_metadata",
     "inspect",
     "inspect_rank",
 ]
@@ -73,7 +74,8 @@ class Engine:
         """Load the model in a folder.
 
         Args:
-            model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any.
+            model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any; or a GGUF
+                file, or a folder that holds one and no config.json.
             device: "cpu" or "auto".
             dtype: how weights are held: "float32" (which "auto" means) or "bfloat16", rounded to nearest and half the
                 memory; arithmetic is float32 either way, and weights stored in another format are converted.
@@ -140,8 +142,7 @@ class Engine:
     def token_logprobs(self, ids: _UInt32s, offsets: _UInt32s) -> Array:
         """Compute the logarithm of every token's probability after those before it in its row, `(tokens, 1)`.
 
-        The first token of a row, which nothing comes before, gets 0. The logits of a few tokens are in memory at a
-        time.
+        The first token of a row, which nothing comes before, gets 0. Few tokens' logits are in memory at a time.
 
         Raises:
             InputError: as of `logits`.
@@ -311,8 +312,8 @@ def inspect(model_dir: str | PathLike[str], *, pooling: str = "auto") -> dict[st
     Keys: architecture, model_type, kind ("encoder" or "decoder"), hidden_size, layers, heads, kv_heads, head_dim, tied
     (whether the token table gives the logits; None for a model that gives none), vocab_size, max_positions (the most
     tokens of a row), type_vocab_size, labels and num_labels and problem_type (None where there is no classifier),
-    dtype, device, pooling (list of modes, or None where the files do not say), normalize, include_prompt,
-    embedding_dim (under that pooling, or None), transformer_path (relative to model_dir), weight_bytes, parameters.
+    dtype, device, pooling (list of modes, or None where the files do not say), normalize, include_prompt, embedding_dim
+    (under that pooling, or None), transformer_path (relative to model_dir), weight_bytes, parameters.
 
     Args:
         model_dir: as of `Engine.load`.
@@ -350,4 +351,13 @@ def convert_pickle(source: str | PathLike[str], target_dir: str | PathLike[str])
     Raises:
         ModelError: a file that is damaged or holds anything but tensors.
         InputError: the target holds weights already.
+    """
+
+def gguf_metadata(path: str | PathLike[str]) -> dict[str, Any]:
+    """Read a GGUF file's metadata: plain numbers, truth values, strings, and lists of one of these.
+
+    Strings whose bytes are no UTF-8 come with replacement characters. No tensor is looked at.
+
+    Raises:
+        ModelError: a file that is missing, damaged, or of another format or version.
     """

@@ -4,11 +4,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use candle_core::{Storage as TensorStorage, Tensor};
 
 use super::rows::{Rows, by_rows, linear};
-use super::{After, Attention, Backend, Targets, cpu_attention};
+use super::{After, Attention, Backend, FeedForward, Targets, cpu_attention};
 use crate::comm::Communicator;
 use crate::cpu::{Activation, Epilogue, Kernels, PackedMatrix, Storage, bfloat16_bits};
 use crate::error::{Error, Result};
@@ -20,6 +21,10 @@ use crate::weights::Layers;
 
 /// Rows whose logits are held at a time where only one number of each is wanted.
 const LOGIT_ROWS: usize = 32;
+
+/// Rows that go through a feed-forward together: what lies between its two layers is wide, and stays small however long a
+/// sequence is.
+const FEED_ROWS: usize = 512;
 
 /// The CPU with the kernels of one instruction set.
 #[derive(Clone, Debug)]
@@ -217,6 +222,36 @@ impl Backend for CpuBackend {
         linear(self.spread, self.kernels, &x.data, weight, bias.as_deref(), epilogue, out);
     }
 
+    fn feed_forward(
+        &self,
+        layers: &FeedForward<Self>,
+        x: &Rows,
+        after: After<'_, Rows>,
+        [pairs, inner]: [&mut Rows; 2],
+        out: &mut Rows,
+    ) {
+        let FeedForward { input, activation, output } = layers;
+        let (double, single, width) = (input.weight.n(), output.weight.k(), output.weight.n());
+        let blocks = out.reshape(x.count(), width).chunks_mut(FEED_ROWS * width);
+        for (first, out) in (0..x.count()).step_by(FEED_ROWS).zip(blocks) {
+            let rows = out.len() / width;
+            let x = x.part(first, rows);
+            let pairs = pairs.reshape(rows, double);
+            linear(self.spread, self.kernels, x, &input.weight, input.bias.as_deref(), Epilogue::None, pairs);
+            let inner = inner.reshape(rows, single);
+            by_rows(self.spread, inner, single, |first, out| {
+                let rows = out.len() / single;
+                self.kernels.gated(&pairs[first * double..][..rows * double], rows, single, *activation, out);
+            });
+            let epilogue = match after {
+                After::Nothing => Epilogue::None,
+                After::Activation(activation) => Epilogue::Activation(activation),
+                After::Add(residual) => Epilogue::Add(residual.part(first, rows), width),
+            };
+            linear(self.spread, self.kernels, inner, &output.weight, output.bias.as_deref(), epilogue, out);
+        }
+    }
+
     fn normalize(&self, norm: &Norm, x: &mut Rows) {
         by_rows(self.spread, &mut x.data, x.width, |_, rows| norm.apply(self.kernels, rows));
     }
@@ -274,7 +309,9 @@ impl Backend for CpuBackend {
         cache: &mut PagedCache,
         out: &mut Rows,
     ) {
+        let started = Instant::now();
         cpu_attention::attend_cached(self.spread, self.kernels, attention, layer, sequences, qkv, cache, out);
+        cache.attention_s += started.elapsed().as_secs_f64();
     }
 
     fn pick(&self, x: &Rows, rows: &[usize], out: &mut Rows) {

@@ -1,10 +1,12 @@
 //! Attention of the CPU backend: of whole sequences to themselves, and of new tokens to what a cache holds.
 
+use std::ops::Range;
+
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 
 use super::Attention;
-use super::rows::{BLOCK_ROWS, Rows};
+use super::rows::{BLOCK_ROWS, PARTS_PER_THREAD, Rows};
 use crate::cpu::{AttentionArgs, Kernels, PagedAttentionArgs};
 use crate::generate::StepSequence;
 use crate::kv_cache::{PageWrite, PagedCache};
@@ -105,27 +107,40 @@ pub(super) fn attend_cached(
     }
 
     let pages = cache.pages(layer);
-    let mut rest = out.reshape(qkv.count(), q);
+    let out = out.reshape(qkv.count(), q);
+    let blocks = |sequence: &StepSequence| sequence.tokens.len().div_ceil(STEP_ROWS);
+    let few = || sequences.iter().map(blocks).sum::<usize>() < PARTS_PER_THREAD * rayon::current_num_threads();
+    // Where there are too few tokens for all threads, the heads are spread too, into parts that are put together after.
+    let parts = if spread && few() { attention.kv_heads } else { 1 };
+    let (width, heads) = (q / parts, attention.kv_heads / parts);
+    let mut apart = vec![0.0; if parts > 1 { out.len() } else { 0 }];
+    let mut rest = if parts > 1 { apart.as_mut_slice() } else { &mut *out };
     let mut work = Vec::with_capacity(sequences.len());
-    for sequence in sequences {
-        let (own, later) = std::mem::take(&mut rest).split_at_mut(sequence.tokens.len() * q);
-        rest = later;
-        let blocks = own.chunks_mut(STEP_ROWS * q).enumerate();
-        work.extend(blocks.map(|(block, out)| (sequence, block * STEP_ROWS, out)));
+    for part in 0..parts {
+        for sequence in sequences {
+            let (own, later) = std::mem::take(&mut rest).split_at_mut(sequence.tokens.len() * width);
+            rest = later;
+            let blocks = own.chunks_mut(STEP_ROWS * width).enumerate();
+            work.extend(
+                blocks.map(|(block, out)| (part * heads..(part + 1) * heads, sequence, block * STEP_ROWS, out)),
+            );
+        }
     }
-    let attend = |scratch: &mut Vec<f32>, (sequence, first, out): (&StepSequence, usize, &mut [f32])| {
+    type Item<'a> = (Range<usize>, &'a StepSequence, usize, &'a mut [f32]);
+    let attend = |scratch: &mut Vec<f32>, (kv_heads, sequence, first, out): Item<'_>| {
         let args = PagedAttentionArgs {
-            q: qkv.part(sequence.tokens.start + first, out.len() / q),
+            q: qkv.part(sequence.tokens.start + first, out.len() / width),
             q_stride: qkv.width,
-            q_len: out.len() / q,
+            q_len: out.len() / width,
             first: sequence.start + first,
             heads: attention.heads,
             shape,
+            kv_heads,
             pages,
             table: &sequence.blocks,
             scale: scale(attention),
             window: attention.window,
-            out_stride: q,
+            out_stride: width,
         };
         kernels.paged_attention(&args, scratch, out);
     };
@@ -135,5 +150,9 @@ pub(super) fn attend_cached(
             let mut scratch = Vec::new();
             work.into_iter().for_each(|item| attend(&mut scratch, item));
         }
+    }
+    for (part, rows) in apart.chunks_exact(out.len() / parts).enumerate() {
+        let to = out.chunks_exact_mut(q).map(|row| &mut row[part * width..][..width]);
+        to.zip(rows.chunks_exact(width)).for_each(|(to, row)| to.copy_from_slice(row));
     }
 }

@@ -55,6 +55,16 @@ pub trait Backend: Layers + Send + Sync {
     fn copy(&self, x: &Self::Buffer, out: &mut Self::Buffer);
     /// `out = activation(first half of x) * second half of x`.
     fn gate(&self, x: &Self::Buffer, activation: Activation, out: &mut Self::Buffer);
+    /// `out = after(output(activation(gate) * up))` for `(gate, up) = input(x)`, with two buffers of its own.
+    fn feed_forward(
+        &self,
+        layers: &FeedForward<Self>,
+        x: &Self::Buffer,
+        after: After<'_, Self::Buffer>,
+        scratch: [&mut Self::Buffer; 2],
+        out: &mut Self::Buffer,
+    ) where
+        Self: Sized;
     /// Rotates the queries and keys in `(queries, keys, values)` rows, each row by the angles of its position.
     fn rotate(&self, angles: &Angles, positions: &[usize], attention: &Attention, qkv: &mut Self::Buffer);
     /// Attention of every sequence to itself, from `(queries, keys, values)` rows.
@@ -117,6 +127,17 @@ pub struct Targets<'a> {
     pub ids: &'a [u32],
     /// The token of the first place.
     pub first: usize,
+}
+
+/// The layers of a gated feed-forward.
+#[derive(Debug)]
+pub struct FeedForward<L: Layers> {
+    /// To the gate and what it opens for, side by side.
+    pub input: L::Linear,
+    /// On the gate.
+    pub activation: Activation,
+    /// Back to the hidden width.
+    pub output: L::Linear,
 }
 
 /// What follows a linear layer.

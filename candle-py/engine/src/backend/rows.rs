@@ -11,9 +11,9 @@ pub(super) const BLOCK_ROWS: usize = 64;
 /// Fewer numbers are not worth another thread.
 const LEAST_SPREAD: usize = 8192;
 
-/// Parts per thread that the columns of a product are cut into: more than one, so that no thread waits long for another
+/// Parts per thread that work such as the columns of a product is cut into: more than one, so that no thread waits long for another
 /// that was held up.
-const PARTS_PER_THREAD: usize = 2;
+pub(super) const PARTS_PER_THREAD: usize = 2;
 
 /// Rows of `width` numbers.
 #[derive(Debug, Default)]

@@ -1,7 +1,8 @@
-//! What a model folder's JSON files say, read into types and checked; opens no weights.
+//! What a model folder's JSON files, or a GGUF file's metadata, say: read into types and checked. Reads no weights.
 
 mod bert;
 mod decoder;
+mod gguf;
 mod json;
 mod labels;
 mod modernbert;
@@ -12,6 +13,7 @@ use std::path::Path;
 
 pub use bert::{BertConfig, BertFamily};
 pub use decoder::{DecoderConfig, DecoderFamily, LanguageHead};
+pub use gguf::{read_gguf_config, read_gguf_pooling};
 pub use json::{JsonObject, read_json};
 pub use labels::Labels;
 pub(crate) use modernbert::LayerKind;
@@ -59,31 +61,38 @@ impl ModelConfig {
     /// # Errors
     /// When nothing can be made of the file: missing, not JSON, or of an unsupported family.
     pub fn read(dir: &Path, problems: &mut Problems) -> Result<Self> {
-        let file = JsonObject::read(&dir.join("config.json"))?;
+        Self::of(&JsonObject::read(&dir.join("config.json"))?, problems)
+    }
+
+    /// Checks what such a file holds, or what a GGUF file's metadata amount to.
+    ///
+    /// # Errors
+    /// When the model is of an unsupported family.
+    pub fn of(file: &JsonObject, problems: &mut Problems) -> Result<Self> {
         let model_type = file.text("model_type", "", problems).to_owned();
         let mut network = match model_type.as_str() {
-            "bert" => NetworkConfig::Bert(BertConfig::read(BertFamily::Bert, &file, problems)),
-            "roberta" => NetworkConfig::Bert(BertConfig::read(BertFamily::Roberta, &file, problems)),
-            "xlm-roberta" => NetworkConfig::Bert(BertConfig::read(BertFamily::XlmRoberta, &file, problems)),
-            "distilbert" => NetworkConfig::Bert(BertConfig::read(BertFamily::DistilBert, &file, problems)),
-            "modernbert" => NetworkConfig::ModernBert(ModernBertConfig::read(&file, problems)),
-            "llama" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Llama, &file, problems)),
-            "qwen2" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Qwen2, &file, problems)),
-            "qwen3" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Qwen3, &file, problems)),
+            "bert" => NetworkConfig::Bert(BertConfig::read(BertFamily::Bert, file, problems)),
+            "roberta" => NetworkConfig::Bert(BertConfig::read(BertFamily::Roberta, file, problems)),
+            "xlm-roberta" => NetworkConfig::Bert(BertConfig::read(BertFamily::XlmRoberta, file, problems)),
+            "distilbert" => NetworkConfig::Bert(BertConfig::read(BertFamily::DistilBert, file, problems)),
+            "modernbert" => NetworkConfig::ModernBert(ModernBertConfig::read(file, problems)),
+            "llama" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Llama, file, problems)),
+            "qwen2" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Qwen2, file, problems)),
+            "qwen3" => NetworkConfig::Decoder(DecoderConfig::read(DecoderFamily::Qwen3, file, problems)),
             _ => {
                 let complaint = file.complaint("model_type", "is not supported");
                 return Err(Error::model(complaint).with_hint(format!("supported model types: {MODEL_TYPES}")));
             }
         };
-        refuse_unsupported(&file, &network, problems);
-        let architecture = architecture(&file, &network)?;
+        refuse_unsupported(file, &network, problems);
+        let architecture = architecture(file, &network)?;
         if let NetworkConfig::Decoder(decoder) = &mut network
             && !architecture.ends_with(CAUSAL)
         {
             decoder.head = None;
         }
         let is_classifier = architecture.ends_with("ForSequenceClassification");
-        let labels = is_classifier.then(|| Labels::read(&file, problems));
+        let labels = is_classifier.then(|| Labels::read(file, problems));
         Ok(Self { model_type, architecture, network, labels })
     }
 }

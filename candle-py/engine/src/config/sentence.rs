@@ -5,9 +5,10 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{JsonObject, MAX_WIDTH, read_json};
+use super::{JsonObject, MAX_WIDTH, read_gguf_pooling, read_json};
 use crate::cpu::Activation;
 use crate::error::{Error, Problems, Result};
+use crate::gguf::GgufFile;
 use crate::pooling::{Pooling, PoolingMode};
 
 /// The chain of modules of a sentence-transformers model; a plain transformer when there is no such file.
@@ -95,6 +96,22 @@ impl SentenceConfig {
             problems.push(format!("modules.json: lists no module: `{}`", modules_path.display()));
         }
         check_task(&dir.join(&chain.transformer_path), problems)?;
+        Ok(chain)
+    }
+
+    /// The chain of a GGUF file: what the files beside it say where a folder was named, and the file's own pooling
+    /// where they say nothing.
+    ///
+    /// # Errors
+    /// As of [`Self::read`].
+    pub fn read_gguf(path: &Path, file: &GgufFile, problems: &mut Problems) -> Result<Self> {
+        let mut chain = if path.is_dir() { Self::read(path, problems)? } else { Self::default() };
+        if chain.pooling.is_none()
+            && let Some(mode) = read_gguf_pooling(file)?
+        {
+            let pooling = Pooling::new(vec![mode]);
+            chain.pooling = Some(PoolingConfig { pooling, token_width: None, include_prompt: true });
+        }
         Ok(chain)
     }
 

@@ -21,8 +21,9 @@ const PANEL_QUERIES: usize = 32;
 /// Floats from one query's scores to the next: a little more than a block, so that columns do not share a cache set.
 const SCORE_STRIDE: usize = KEY_BLOCK + LINE_FLOATS;
 
-/// The newest tokens of a sequence: queries `(q_len, heads * head_dim)`; every token sees itself and those before it.
-#[derive(Clone, Copy, Debug)]
+/// The newest tokens of a sequence: queries `(q_len, heads * head_dim)`; every token sees itself and those before it. The
+/// output holds the queries' heads that read `kv_heads`.
+#[derive(Clone, Debug)]
 pub struct PagedAttentionArgs<'a> {
     /// Queries.
     pub q: &'a [f32],
@@ -36,6 +37,8 @@ pub struct PagedAttentionArgs<'a> {
     pub heads: usize,
     /// Heads of keys and values, and their width.
     pub shape: PageShape,
+    /// The heads of keys and values that are read.
+    pub kv_heads: Range<usize>,
     /// All pages of the layer.
     pub pages: &'a [f32],
     /// Page `table[i]` holds positions from `16 i` on.
@@ -56,7 +59,8 @@ impl PagedAttentionArgs<'_> {
         assert!(head_dim > 0, "head_dim is zero");
         assert!(self.scale > 0.0, "scale is not positive");
         assert_rows(self.q.len(), self.q_len, heads * head_dim, self.q_stride);
-        assert_rows(out_len, self.q_len, heads * head_dim, self.out_stride);
+        assert!(self.kv_heads.end <= kv_heads, "no such head of keys");
+        assert_rows(out_len, self.q_len, self.kv_heads.len() * self.group() * head_dim, self.out_stride);
         let count = self.pages.len() / self.shape.floats();
         assert!(self.table.len() * PAGE_TOKENS >= self.first + self.q_len, "table is too short");
         assert!(self.table.iter().all(|page| (*page as usize) < count), "table names a page that is not there");
@@ -99,7 +103,7 @@ impl Op for PagedAttention<'_> {
         let (queries, rest) = scratch.split_at_mut(parts[0]);
         let (scores, rest) = rest.split_at_mut(parts[1]);
         let count = args.q_len * args.group();
-        for kv_head in 0..args.shape.kv_heads {
+        for kv_head in args.kv_heads.clone() {
             for first in (0..count).step_by(PANEL_QUERIES) {
                 let panel = first..count.min(first + PANEL_QUERIES);
                 let sums = &mut rest[..panel.len() * width];
@@ -123,9 +127,11 @@ fn attend_panel<S: Simd>(
     out: &mut [f32],
 ) {
     let (dim, group, count) = (args.shape.head_dim, args.group(), panel.len());
-    let place = |query: usize, stride: usize| query / group * stride + (kv_head * group + query % group) * dim;
+    let place = |query: usize, stride: usize, first_head: usize| {
+        query / group * stride + ((kv_head - first_head) * group + query % group) * dim
+    };
     for (to, query) in queries.chunks_exact_mut(dim).zip(panel.clone()) {
-        to.copy_from_slice(&args.q[place(query, args.q_stride)..][..dim]);
+        to.copy_from_slice(&args.q[place(query, args.q_stride, 0)..][..dim]);
     }
     sums.fill(0.0);
     let mut softmax = Softmax::new(s, args.scale);
@@ -174,7 +180,7 @@ fn attend_panel<S: Simd>(
     }
     for (index, (query, sums)) in panel.zip(sums.chunks_exact(args.shape.value_width())).enumerate() {
         let inverse = 1.0 / softmax.totals[index];
-        let out = &mut out[place(query, args.out_stride)..][..dim];
+        let out = &mut out[place(query, args.out_stride, args.kv_heads.start)..][..dim];
         out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * inverse);
     }
 }

@@ -176,6 +176,7 @@ impl<M: StepModel> Generator<M> {
     pub fn stats(&self) -> Stats {
         let blocks = &self.scheduler.blocks;
         Stats {
+            attention_s: self.model.attention_s(),
             block_bytes: self.model.block_bytes(),
             blocks: blocks.total(),
             held_blocks: blocks.total() - blocks.available(),

@@ -191,6 +191,8 @@ pub struct Stats {
     pub preemptions: u64,
     /// Seconds in the model.
     pub model_s: f64,
+    /// Seconds of them in attention; the rest is nearly all matrix products.
+    pub attention_s: f64,
     /// Seconds in the callers' masks.
     pub mask_s: f64,
     /// Seconds of choosing tokens.

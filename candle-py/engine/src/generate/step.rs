@@ -68,6 +68,11 @@ pub trait StepModel: Send {
     /// The batch does not fit the model.
     fn step(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()>;
 
+    /// Seconds that all steps so far spent in attention; 0 where nobody looks.
+    fn attention_s(&self) -> f64 {
+        0.0
+    }
+
     /// Copies what block `from` holds to block `to`: before a sequence writes to a partly filled block that it shares.
     fn copy_block(&mut self, from: u32, to: u32);
 }
@@ -91,6 +96,10 @@ impl<M: StepModel + ?Sized> StepModel for Box<M> {
 
     fn step(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()> {
         (**self).step(batch, logits)
+    }
+
+    fn attention_s(&self) -> f64 {
+        (**self).attention_s()
     }
 
     fn copy_block(&mut self, from: u32, to: u32) {

@@ -2,16 +2,15 @@
 //! feed-forwards. One body serves whole sequences and sequences whose beginning is in a cache, and a rank's part of the
 //! model as well as all of it: the sum over the ranks of what it adds to the residual stream is the whole model's.
 //!
-//! Sources: Llama, arXiv:2302.13971; grouped heads, arXiv:2305.13245; Qwen2, arXiv:2407.10671; Qwen3, arXiv:2505.09388; ranks,
-//! arXiv:1909.08053.
+//! Sources: Llama, arXiv:2302.13971; grouped heads, arXiv:2305.13245; Qwen2, arXiv:2407.10671; Qwen3, arXiv:2505.09388;
+//! ranks, arXiv:1909.08053.
 
 use std::ops::Range;
 
 use super::Scratch;
-use crate::backend::{After, Attention, Backend, Targets};
+use crate::backend::{After, Attention, Backend, FeedForward, Targets};
 use crate::batch::Chunk;
 use crate::config::{DecoderConfig, LanguageHead};
-use crate::cpu::Activation;
 use crate::error::{Error, Result};
 use crate::generate::StepSequence;
 use crate::rotary::Rotary;
@@ -29,7 +28,6 @@ pub struct Decoder<L: Layers> {
     tokens: Tokens<L>,
     layers: Vec<Layer<L>>,
     final_norm: L::Norm,
-    activation: Activation,
     rotary: Rotary,
     vocab_size: usize,
     kv_heads: usize,
@@ -50,8 +48,7 @@ struct Layer<L: Layers> {
     head_norms: Option<[L::Norm; 2]>,
     attention_output: L::Linear,
     mlp_norm: L::Norm,
-    mlp_input: L::Linear,
-    mlp_output: L::Linear,
+    feed_forward: FeedForward<L>,
 }
 
 impl<L: Layers> Decoder<L> {
@@ -72,7 +69,6 @@ impl<L: Layers> Decoder<L> {
                 .map(|layer| Layer::build(config, prefix, layer, source))
                 .collect::<Result<_>>()?,
             final_norm: source.rms_norm(&format!("{prefix}norm"), hidden, config.norm_eps)?,
-            activation: config.activation,
             rotary: Rotary::new(&config.rotary),
             vocab_size,
             kv_heads: config.kv_heads,
@@ -117,13 +113,16 @@ impl<L: Layers> Layer<L> {
             qkv: source.joined(&parts, hidden, config.qkv_bias)?,
             attention_output: source.linear(&[&name("self_attn.o_proj")], hidden, q, config.output_bias)?,
             mlp_norm: source.rms_norm(&name("post_attention_layernorm"), hidden, eps)?,
-            mlp_input: source.linear(
-                &[&name("mlp.gate_proj"), &name("mlp.up_proj")],
-                inner,
-                hidden,
-                config.mlp_bias,
-            )?,
-            mlp_output: source.linear(&[&name("mlp.down_proj")], hidden, inner, config.mlp_bias)?,
+            feed_forward: FeedForward {
+                input: source.linear(
+                    &[&name("mlp.gate_proj"), &name("mlp.up_proj")],
+                    inner,
+                    hidden,
+                    config.mlp_bias,
+                )?,
+                activation: config.activation,
+                output: source.linear(&[&name("mlp.down_proj")], hidden, inner, config.mlp_bias)?,
+            },
         })
     }
 }
@@ -257,9 +256,8 @@ impl<B: Backend> Decoder<B> {
 
             backend.copy(other, context);
             backend.normalize(&layer.mlp_norm, context);
-            backend.project(&layer.mlp_input, context, After::Nothing, qkv);
-            backend.gate(qkv, self.activation, inner);
-            backend.project(&layer.mlp_output, inner, self.residual(other), hidden);
+            let after = self.residual(other);
+            backend.feed_forward(&layer.feed_forward, context, after, [qkv, inner], hidden);
             backend.reduce(hidden)?;
         }
         backend.normalize(&self.final_norm, hidden);

@@ -1,4 +1,5 @@
-//! A folder's safetensors files: found, mapped and checked whole, header against length, before any tensor is read.
+//! A model's weights files, safetensors or GGUF: found, mapped and checked whole, header against length, before any
+//! tensor is read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -12,11 +13,20 @@ use memmap2::Mmap;
 use memmap2::UncheckedAdvice;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorView};
 
+use super::gguf::GgufWeights;
 use crate::config::read_json;
 use crate::error::{Error, Problems, Result};
+use crate::gguf::{GgufFile, gguf_files};
 use crate::shard::Slice;
 
-/// One file, whose header is known to fit its length.
+/// One file, of either format.
+#[derive(Debug)]
+enum WeightsFile {
+    Safetensors(MappedFile),
+    Gguf(GgufWeights),
+}
+
+/// One safetensors file, whose header is known to fit its length.
 #[derive(Debug)]
 struct MappedFile {
     map: Mmap,
@@ -27,7 +37,7 @@ struct MappedFile {
 /// What a header says of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorHeader {
-    /// How its numbers are stored.
+    /// How its numbers are stored; float32 for all of a GGUF file, whose blocks are told apart when they are read.
     pub dtype: Dtype,
     /// Its sizes, outermost first.
     pub shape: Vec<usize>,
@@ -36,11 +46,11 @@ pub struct TensorHeader {
     file: usize,
 }
 
-/// All tensors of a folder by name; their data stays in the files until asked for. Names that old checkpoints use for
+/// All tensors of a model by name; their data stays in the files until asked for. Names that old checkpoints use for
 /// the two halves of a layer norm (gamma, beta) are told as today's (weight, bias).
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Vec<MappedFile>,
+    files: Vec<WeightsFile>,
     tensors: BTreeMap<String, TensorHeader>,
 }
 
@@ -77,6 +87,21 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Takes the tensors of a GGUF file under the names that Hugging Face's checkpoints have.
+    ///
+    /// # Errors
+    /// A tensor of a kind that is not supported, or one that is not whole.
+    pub fn from_gguf(file: GgufFile) -> Result<Self> {
+        let weights = GgufWeights::new(file)?;
+        let tensors = weights.names().map(|(name, stored_name, shape)| {
+            (
+                name,
+                TensorHeader { dtype: Dtype::F32, shape: shape.to_vec(), stored_name: stored_name.to_owned(), file: 0 },
+            )
+        });
+        Ok(Self { tensors: tensors.collect(), files: vec![WeightsFile::Gguf(weights)] })
+    }
+
     fn add_file(&mut self, path: &Path, problems: &mut Problems) {
         let file = match MappedFile::open(path) {
             Ok(file) => file,
@@ -90,7 +115,7 @@ impl Checkpoint {
                 problems.push(format!("tensor is there twice: `{}`", earlier.stored_name));
             }
         }
-        self.files.push(file);
+        self.files.push(WeightsFile::Safetensors(file));
     }
 
     /// Every tensor, by name.
@@ -98,20 +123,48 @@ impl Checkpoint {
         &self.tensors
     }
 
-    /// Reads a part of one tensor and converts it to float32; `None` where there is nothing to read.
-    pub fn read(&self, name: &str, slice: &Slice) -> Result<Option<Tensor>> {
-        let header = self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))?;
-        let file = &self.files[header.file];
-        let view = file.view(&header.stored_name)?;
-        let tensor = match slice {
+    /// Reads one tensor and converts it to float32.
+    pub fn read(&self, name: &str) -> Result<Tensor> {
+        let header = self.header(name)?;
+        match &self.files[header.file] {
+            WeightsFile::Safetensors(file) => {
+                let tensor = file.view(&header.stored_name)?.load(&Device::Cpu)?.to_dtype(DType::F32)?;
+                file.let_go(&header.stored_name);
+                Ok(tensor)
+            }
+            WeightsFile::Gguf(file) => file.read(&header.stored_name),
+        }
+    }
+
+    /// Reads a part of one tensor and converts it to float32; `None` where there is nothing to read. Of safetensors
+    /// nothing else is read; what a GGUF file holds is dequantised whole.
+    pub fn read_part(&self, name: &str, slice: &Slice) -> Result<Option<Tensor>> {
+        let (rows, columns) = match slice {
             Slice::Nothing => return Ok(None),
-            Slice::Whole => view.load(&Device::Cpu)?,
-            Slice::Rows(rows) => part(&view, rows.clone(), None)?,
-            Slice::Columns(columns) => part(&view, 0..view.shape()[0], Some(columns.clone()))?,
+            Slice::Whole => return self.read(name).map(Some),
+            Slice::Rows(rows) => (Some(rows), None),
+            Slice::Columns(columns) => (None, Some(columns)),
         };
-        let tensor = tensor.to_dtype(DType::F32)?;
-        file.let_go(&header.stored_name);
+        let header = self.header(name)?;
+        let tensor = match &self.files[header.file] {
+            WeightsFile::Safetensors(file) => {
+                let view = file.view(&header.stored_name)?;
+                let rows = rows.cloned().unwrap_or(0..view.shape()[0]);
+                let tensor = part(&view, rows, columns.cloned())?.to_dtype(DType::F32)?;
+                file.let_go(&header.stored_name);
+                tensor
+            }
+            WeightsFile::Gguf(file) => {
+                let (axis, places) = (usize::from(rows.is_none()), rows.or(columns));
+                let places = places.cloned().unwrap_or_default();
+                file.read(&header.stored_name)?.narrow(axis, places.start, places.len())?.force_contiguous()?
+            }
+        };
         Ok(Some(tensor))
+    }
+
+    fn header(&self, name: &str) -> Result<&TensorHeader> {
+        self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))
     }
 }
 
@@ -216,6 +269,9 @@ fn read_index(path: &Path) -> Result<HashMap<String, String>> {
 fn no_weights(dir: &Path) -> Error {
     let pickles = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
     let error = Error::file(dir, "no model.safetensors or model.safetensors.index.json");
+    if let Some(file) = gguf_files(dir).first() {
+        return error.with_hint(format!("it has a GGUF file: give its own path, {}", file.display()));
+    }
     match pickles.iter().find(|name| dir.join(name).exists()) {
         Some(name) => error.with_hint(format!("it has {name}: turn it into safetensors with `jobs convert`")),
         None => error.with_hint("give the folder that holds config.json and the weights"),

@@ -30,7 +30,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let slice = self.part.map_or(Slice::Whole, |(config, shard)| config.slice(name, shard));
-        self.checkpoint.read(name, &slice)
+        self.checkpoint.read_part(name, &slice)
     }
 
     fn bias(&self, name: &str, is_there: bool) -> Result<Option<Tensor>> {

@@ -3,10 +3,12 @@
 
 mod checkpoint;
 mod declare;
+mod gguf;
 mod load;
 
 pub use checkpoint::Checkpoint;
 pub use declare::{Declaration, Declared, Extras};
+pub use gguf::{ROPE_FACTORS, read_plain};
 pub use load::Loader;
 
 use crate::error::Result;

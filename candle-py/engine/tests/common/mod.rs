@@ -189,6 +189,63 @@ impl Folder {
         folder
     }
 
+    /// A decoder with random weights: `settings` over a small Llama's.
+    pub fn decoder(settings: Value) -> Self {
+        let mut config = json!({
+            "model_type": "llama", "vocab_size": 50, "hidden_size": 24, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 40, "num_hidden_layers": 2, "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu", "tie_word_embeddings": false,
+        });
+        settings.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+        let mut folder = Self::empty(config);
+        let size = |key: &str| folder.config[key].as_u64().map(|value| value as usize);
+        let (hidden, inner) = (size("hidden_size").unwrap(), size("intermediate_size").unwrap());
+        let (heads, vocab) = (size("num_attention_heads").unwrap(), size("vocab_size").unwrap());
+        let (kv_heads, layers) = (size("num_key_value_heads").unwrap(), size("num_hidden_layers").unwrap());
+        let head_dim = size("head_dim").unwrap_or(hidden / heads);
+        let family = folder.config["model_type"].as_str().unwrap().to_owned();
+        let is = |key: &str| folder.config[key] == json!(true);
+        let (attention_bias, mlp_bias, tied) = (is("attention_bias"), is("mlp_bias"), is("tie_word_embeddings"));
+        let mut random = Random::new((hidden * 31 + heads * 7 + head_dim) as u64);
+        let mut add = |name: String, shape: &[usize]| {
+            let scale = if shape.len() == 2 { (3.0 / shape[1] as f32).sqrt() } else { 0.3 };
+            let is_norm = name.contains("norm");
+            let values = (0..shape.iter().product()).map(|_| scale * random.number() + f32::from(u8::from(is_norm)));
+            let tensor = Tensor::from_vec(values.collect::<Vec<f32>>(), shape, &Device::Cpu).unwrap();
+            folder.tensors.insert(name, tensor);
+        };
+        add("model.embed_tokens.weight".into(), &[vocab, hidden]);
+        add("model.norm.weight".into(), &[hidden]);
+        if !tied {
+            add("lm_head.weight".into(), &[vocab, hidden]);
+        }
+        for layer in (0..layers).map(|layer| format!("model.layers.{layer}")) {
+            let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+            let qkv_bias = attention_bias || family == "qwen2";
+            for (name, out_features, in_features, bias) in [
+                ("self_attn.q_proj", q, hidden, qkv_bias),
+                ("self_attn.k_proj", kv, hidden, qkv_bias),
+                ("self_attn.v_proj", kv, hidden, qkv_bias),
+                ("self_attn.o_proj", hidden, q, attention_bias && family != "qwen2"),
+                ("mlp.gate_proj", inner, hidden, mlp_bias),
+                ("mlp.up_proj", inner, hidden, mlp_bias),
+                ("mlp.down_proj", hidden, inner, mlp_bias),
+            ] {
+                add(format!("{layer}.{name}.weight"), &[out_features, in_features]);
+                if bias {
+                    add(format!("{layer}.{name}.bias"), &[out_features]);
+                }
+            }
+            add(format!("{layer}.input_layernorm.weight"), &[hidden]);
+            add(format!("{layer}.post_attention_layernorm.weight"), &[hidden]);
+            if family == "qwen3" {
+                add(format!("{layer}.self_attn.q_norm.weight"), &[head_dim]);
+                add(format!("{layer}.self_attn.k_norm.weight"), &[head_dim]);
+            }
+        }
+        folder
+    }
+
     /// Adds a float32 tensor of zeros.
     pub fn zeros(&mut self, name: &str, shape: &[usize]) {
         self.tensors.insert(name.to_owned(), Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap());

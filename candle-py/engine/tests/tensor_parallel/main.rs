@@ -219,6 +219,18 @@ fn biases_odd_vocabularies_long_texts_and_copied_heads_are_right_over_any_world(
 }
 
 #[test]
+fn gguf_files_are_split_too() {
+    for name in ["gguf-llama-q4_0", "gguf-qwen2-q8_0", "gguf-qwen3-q4_1"] {
+        let (dir, batch) = (golden(name).join("model.gguf"), Batch::new(&cases(name, "ids")));
+        let wanted = load(&dir).logits(&batch.ragged()).unwrap();
+        let (found, seen) = led(&dir, 2, |engine| engine.logits(&batch.ragged()).unwrap());
+        let distance = distance(&found.data, &wanted.data);
+        assert!(distance <= LOGIT_TOLERANCE, "{name}: {distance}");
+        assert_eq!(seen, [[bits(&found.data)]]);
+    }
+}
+
+#[test]
 fn a_classifier_over_ranks_gives_what_it_gives_whole() {
     let mut folder = Folder::from_golden("qwen2");
     folder.config["architectures"] = json!(["Qwen2ForSequenceClassification"]);

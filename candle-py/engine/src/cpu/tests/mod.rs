@@ -5,6 +5,7 @@ mod attention;
 mod elementwise;
 mod linear;
 mod norm;
+mod paged;
 
 use super::{Isa, Kernels};
 

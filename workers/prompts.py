@@ -1,0 +1,285 @@
+"""From a row's texts to what a decoder's head is asked: a prompt, a prompt and its answer, or a prompt per label.
+
+Plain prompts get the start tokens that the tokenizer puts before a text, and no others; what a chat template gives
+gets none, because the template writes its own. An answer and labels are tokenised on their own and put behind.
+
+A prompt that is too long loses its end (`truncate: end`): a plain one its last tokens, a chat the last characters of
+its longest message, so that the template's own marks stay whole. Answers and labels are kept whole.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from sharding.errors import InputError, RecordRow
+from workers.chat import ChatTemplate
+from workers.config import DecoderConfig, TaskConfig
+from workers.model.decoder import DecoderFiles
+from workers.model.encode import BoundedEncoder, TextTokens
+from workers.model.special import read_special_layout
+from workers.tokenize import NO_TOKENS, NULL_TEXT, TOO_LONG, TokenRows
+
+NO_ANSWER = "the answer gives no token"
+NOTHING_TO_SCORE = "the answer's only token has none before it, so the model says nothing of it"
+
+
+class TextCodec(Protocol):
+    """A tokenizer as decoders need it.
+
+    Attributes:
+        start_ids: Special tokens before a plain text.
+        hard_chars: Characters beyond which no text is tokenised.
+    """
+
+    start_ids: tuple[int, ...]
+    hard_chars: int
+
+    def encode(self, texts: Sequence[str], room: int) -> list[TextTokens]:
+        """Tokens of texts without special tokens around them; more than `room` for a longer text."""
+
+    def cut(self, ids: list[int], length: int) -> list[int]:
+        """The tokens that stay when only `length` may."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of tokens; special tokens give none."""
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token gives no text."""
+
+
+class FileCodec:
+    """The codec of a model's own tokenizer."""
+
+    def __init__(self, files: DecoderFiles, max_tokens: int) -> None:
+        self._tokenizer = files.tokenizer
+        self._side = files.truncation_side
+        self._encoder = BoundedEncoder(files.tokenizer, None, max_tokens=max_tokens, side=files.truncation_side)
+        self.start_ids = read_special_layout(files.tokenizer, 1).pieces[0]
+        self.hard_chars = self._encoder.hard_chars
+        added = files.tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, content in added.items() if content.special)
+
+    def encode(self, texts: Sequence[str], room: int) -> list[TextTokens]:
+        """See `TextCodec.encode`."""
+        return self._encoder.encode(texts, room)
+
+    def cut(self, ids: list[int], length: int) -> list[int]:
+        """See `TextCodec.cut`."""
+        return ids[:length] if self._side == "right" else ids[max(0, len(ids) - length) :]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `TextCodec.decode`."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def is_special(self, token: int) -> bool:
+        """See `TextCodec.is_special`."""
+        return token in self._special
+
+
+def make_chat_template(files: DecoderFiles, decoder: DecoderConfig) -> ChatTemplate:
+    """The model's template with the task's arguments.
+
+    Raises:
+        InputError: The model has none.
+        ModelError: It is no valid Jinja.
+    """
+    if files.chat_template is None:
+        raise InputError(
+            "the model has no chat template: `task.messages`",
+            hint="use an instruction-tuned model, or give the whole prompt as task.text",
+        )
+    date = None if decoder.chat_date is None else datetime.date.fromisoformat(decoder.chat_date)
+    arguments = json.loads(decoder.chat_template_args)
+    return ChatTemplate(files.chat_template, tokens=files.special_tokens, arguments=arguments, date=date)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Token rows in the making."""
+
+    ids: list[list[int]] = field(default_factory=list)
+    types: list[list[int]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def add(self, ids: list[int], types: list[int], count: int, truncated: bool) -> None:
+        self.ids.append(ids)
+        self.types.append(types)
+        self.counts.append(count)
+        self.truncated.append(truncated)
+
+    def add_error(self, error: str, *, truncated: bool = False) -> None:
+        self.errors[len(self.ids)] = error
+        self.add([], [], 0, truncated)
+
+    def build(self, *, with_types: bool) -> TokenRows:
+        offsets = np.zeros(len(self.ids) + 1, np.uint32)
+        np.cumsum([len(ids) for ids in self.ids], out=offsets[1:])
+        flat = np.array([token for ids in self.ids for token in ids], np.uint32)
+        types = np.array([kind for kinds in self.types for kind in kinds], np.uint32) if with_types else None
+        truncated = np.array(self.truncated, np.bool_)
+        return TokenRows(flat, offsets, truncated, self.errors, types, np.array(self.counts, np.int64))
+
+
+class PromptTokenizer:
+    """Makes token rows of a decoder task; see `workers.texts.Tokenizer`.
+
+    generate gives prompts. score and classify by labels also give `type_ids`: 0 for what is only read, 1 + label for
+    the tokens whose likelihood counts; several sequences of one row (one per label) follow each other, and each begins
+    where a 0 follows a counted token.
+
+    Args:
+        codec: The model's tokenizer.
+        task: A task with `decoder` set.
+        template: Chat template, where the task has messages.
+    """
+
+    prompt_tokens = 0
+
+    def __init__(self, codec: TextCodec, task: TaskConfig, template: ChatTemplate | None = None) -> None:
+        assert task.decoder is not None, "a decoder task"
+        self.codec = codec
+        self._task = task
+        self._decoder = task.decoder
+        self._template = template
+        self._start = [] if self._decoder.messages else list(codec.start_ids)
+        self._labels = [found.ids for found in codec.encode(self._decoder.labels, task.max_tokens)]
+        empty = [label for label, ids in zip(self._decoder.labels, self._labels, strict=True) if not ids]
+        if empty:
+            raise InputError(f"a label gives no token: `{empty[0]}`")
+
+    def tokenize_columns(self, columns: Sequence[Sequence[str | None]]) -> TokenRows:
+        """Token rows; one column for each message or the plain text, and the answer's last."""
+        scored = self._decoder.answer is not None
+        rows = _Rows()
+        answers = columns[-1] if scored else None
+        prompts = list(zip(*(columns[:-1] if scored else columns), strict=True))
+        tails, cut = self._tails(answers, len(prompts))
+        room = self._task.max_tokens - len(self._start)
+        rooms = [-1 if tail is None else room - max(map(len, tail), default=0) for tail in tails]
+        for number, found in enumerate(self._prompts(prompts, rooms)):
+            if answers is not None and answers[number] is None:
+                rows.add_error(NULL_TEXT)
+            elif isinstance(found, str):
+                rows.add_error(found, truncated=found.startswith(TOO_LONG))
+            else:
+                ids, truncated = found
+                self._add(rows, self._start + ids, tails[number] or [], truncated or number in cut)
+        return rows.build(with_types=scored or bool(self._labels))
+
+    def _tails(
+        self, answers: Sequence[str | None] | None, rows: int
+    ) -> tuple[list[list[list[int]] | None], frozenset[int]]:
+        """What follows each prompt (nothing, the answer, or each label; None: too long), and which answers are cut.
+
+        An answer is cut only where there is no prompt: then it is the text whose likelihood is asked for.
+        """
+        if answers is None:
+            return [self._labels] * rows, frozenset()
+        room = self._task.max_tokens - len(self._start)
+        promptless = not self._decoder.messages and not self._task.text and self._task.truncate == "end"
+        tails: list[list[list[int]] | None] = []
+        cut: set[int] = set()
+        for row, found in enumerate(self.codec.encode([answer or "" for answer in answers], room)):
+            if not found.cut and len(found.ids) <= room:
+                tails.append([found.ids])
+            elif promptless:
+                tails.append([self.codec.cut(found.ids, room)])
+                cut.add(row)
+            else:
+                tails.append(None)
+        return tails, frozenset(cut)
+
+    def _prompts(
+        self, prompts: Sequence[Sequence[str | None]], rooms: Sequence[int]
+    ) -> Iterator[tuple[list[int], bool] | str]:
+        """Ids of each prompt and whether it was cut, or the row's error."""
+        if self._template is None:
+            most = max(rooms, default=0)
+            encoded = iter(self.codec.encode([texts[0] or "" for texts in prompts], max(most, 1)))
+            for texts, room in zip(prompts, rooms, strict=True):
+                found = next(encoded)
+                yield NULL_TEXT if texts[0] is None else self._fitted_plain(found, room)
+            return
+        for texts, room in zip(prompts, rooms, strict=True):
+            try:
+                whole = [text for text in texts if text is not None]
+                yield NULL_TEXT if len(whole) < len(texts) else self._fitted_chat(whole, room)
+            except RecordRow as error:
+                yield str(error)
+
+    def _fitted_plain(self, found: TextTokens, room: int) -> tuple[list[int], bool] | str:
+        if not found.cut and len(found.ids) <= room:
+            return found.ids, False
+        if self._task.truncate == "error" or room < 1:
+            return self._too_long()
+        return self.codec.cut(found.ids, room), True
+
+    def _fitted_chat(self, texts: list[str], room: int) -> tuple[list[int], bool] | str:
+        """Render, and render again with less of the longest message until the prompt fits."""
+        longest = max(range(len(texts)), key=lambda index: len(texts[index]))
+
+        def attempt(length: int) -> list[int] | None:
+            contents = [text[:length] if index == longest else text for index, text in enumerate(texts)]
+            return self._rendered(contents, room)
+
+        most = min(len(texts[longest]), self.codec.hard_chars)
+        if most == len(texts[longest]) and (ids := attempt(most)) is not None:
+            return ids, False
+        if self._task.truncate == "error" or room < 1:
+            return self._too_long()
+        fitting = _largest(most, attempt)
+        return self._too_long() if fitting is None else (fitting, True)
+
+    def _rendered(self, contents: Sequence[str], room: int) -> list[int] | None:
+        """Ids of a chat, or None when it is too long."""
+        assert self._template is not None
+        roles = [role for role, _ in self._decoder.messages]
+        text = self._template.render(list(zip(roles, contents, strict=True)))
+        (found,) = self.codec.encode([text], max(room, 1))
+        return None if found.cut or len(found.ids) > room else found.ids
+
+    def _too_long(self) -> str:
+        return f"{TOO_LONG}: `{self._task.max_tokens}`"
+
+    def _add(self, rows: _Rows, head: list[int], tails: list[list[int]], truncated: bool) -> None:
+        if self._decoder.answer is None:
+            if not head:
+                rows.add_error(NO_TOKENS, truncated=truncated)
+                return
+            pieces = [head + tail for tail in tails] or [head]
+            kinds = [[0] * len(head) + [1 + index] * len(tail) for index, tail in enumerate(tails)] or [[0] * len(head)]
+            rows.add([i for piece in pieces for i in piece], [k for kind in kinds for k in kind], len(head), truncated)
+            return
+        whole = head + tails[0]
+        read = max(len(head), 1)  # the first token of all has nothing before it: it is read, and does not count
+        if not tails[0]:
+            rows.add_error(NO_ANSWER)
+        elif read >= len(whole):
+            rows.add_error(NOTHING_TO_SCORE)
+        else:
+            rows.add(whole, [0] * read + [1] * (len(whole) - read), len(whole), truncated)
+
+
+def _largest(most: int, attempt: Callable[[int], list[int] | None]) -> list[int] | None:
+    """The result of the largest length up to `most` that an attempt accepts, by halving; None if not even 0 does."""
+    best = attempt(0)
+    if best is None:
+        return None
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = attempt(middle)
+        if found is None:
+            high = middle
+        else:
+            low, best = middle, found
+    return best
