@@ -50,14 +50,13 @@ def generate(engine: candle_py.Engine, rows: list[list[int]], new_tokens: int) -
 
 
 def main(options: dict[str, Any]) -> None:
-    """One rank's life."""
+    """One rank's life, from the moment that the test says so."""
+    say(started=True)
+    sys.stdin.readline()
     with told():
         communicator = candle_py.TcpCommunicator(
             options["rank"], options["world"], options["addresses"], options["token"], options["timeout_s"]
         )
-        say(connected=True)
-        if options.get("hold"):
-            sys.stdin.readline()
         engine = candle_py.Engine.load(options["model"], threads=1, communicator=communicator)
         say(info=[engine.info["rank"], engine.info["world"]])
         if options["rank"] > 0:
