@@ -193,8 +193,8 @@ class TaskSpec(Section):
     def _check_labels(self) -> None:
         if self.labels is None:
             return
-        if len(set(self.labels)) < max(2, len(self.labels)):
-            raise ValueError("`labels` are at least two, each once")
+        if len({label.strip() for label in self.labels} - {""}) < max(2, len(self.labels)):
+            raise ValueError("`labels` are at least two, each once and not blank (white space around them aside)")
 
     def _check_prompt(self) -> None:
         if self.messages is None:

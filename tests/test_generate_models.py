@@ -147,3 +147,26 @@ def test_the_demos_spec_answers_about_docstrings(files: JobFiles) -> None:
     assert all(row["text"].strip() for row in rows)
     assert [row["truncated"] for row in rows] == [False, True]
     assert rows[1]["n_tokens"] <= 1024
+
+
+def test_a_small_cache_costs_time_and_no_row(files: JobFiles) -> None:
+    source = write_golden(files.root / "model", "qwen2")
+    files.write_input(pa.table({"doc": [words([i, 5, i * 3] * (1 + i % 9)) for i in range(60)]}))
+    for task in (
+        {"kind": "generate", "text": "doc", "generation": {"max_new_tokens": 12}},
+        {"kind": "generate", "text": "doc", "generation": {"max_new_tokens": 12, "beams": 3}},
+    ):
+        roomy = rows_of(files, "roomy", task=task, model__source=source)
+        tight = rows_of(files, "tight", task=task, model__source=source, batch__cache_bytes=1)
+        assert tight == roomy
+        assert all(row["error"] is None for row in tight)
+        shutil.rmtree(files.root / "roomy")
+        shutil.rmtree(files.root / "tight")
+
+
+@pytest.mark.parametrize("column", ["finish_reason", "n_new_tokens", "logprob", "n_tokens", "error"])
+def test_a_text_column_with_another_results_name_is_refused(files: JobFiles, column: str) -> None:
+    files.write_input(pa.table({"doc": ["a text"]}))
+    with pytest.raises(InputError, match="another result column"):
+        run_job(files.spec(task={"kind": "generate", "text": "doc"}, output__column=column))
+    assert not files.out().exists()

@@ -124,3 +124,9 @@ def test_a_folder_with_a_config_and_no_other_weights_tells_to_name_the_file(tmp_
     with pytest.raises(ModelError, match="no weights in safetensors") as caught:
         resolve_model(str(tmp_path))
     assert caught.value.hint == "model.gguf is there: name the file itself in model.source"
+
+
+def test_a_mistyped_file_beside_others_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    _model(tmp_path, "a.gguf")
+    with pytest.raises(NotFoundError, match="no such file"):
+        resolve_model(str(tmp_path / "b.gguf"))

@@ -181,6 +181,8 @@ def test_a_plan_of_labels_counts_every_label(files: JobFiles) -> None:
         ({"kind": "rerank", "text": "q", "query": "a", "labels": ["x", "y"]}, "`labels` belongs"),
         ({"kind": "classify", "text": "q", "labels": ["x"]}, "at least two"),
         ({"kind": "classify", "text": "q", "labels": ["x", "x"]}, "at least two"),
+        ({"kind": "classify", "text": "q", "labels": ["x", " x"]}, "at least two"),
+        ({"kind": "classify", "text": "q", "labels": ["x", " "]}, "at least two"),
         ({"kind": "classify", "text": "q", "chat": True}, "`chat` belongs"),
         ({"kind": "generate", "text": "q", "messages": [{"role": "user", "content": "x"}]}, "exclude"),
         ({"kind": "generate", "messages": []}, "messages"),

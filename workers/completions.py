@@ -15,6 +15,7 @@ from workers.forward import NOT_FINITE
 from workers.prompts import TextCodec
 from workers.results import completion_fields
 
+CONSTRAINT_FAILED = "the JSON schema cannot be followed"
 FINISH_ERROR = "error"
 _ENDINGS = {"stop": "stop", "stopped": "stop", "length": "length"}
 
@@ -58,7 +59,7 @@ class Growing:
             on: then it holds a stop string.
         """
         if event.finish == "error":
-            return failed(event.error or "the engine gives no reason")
+            return failed(_told(event.error or "the engine gives no reason"))
         for token, logprob in zip(event.ids, event.logprobs, strict=True):
             self._tokens += 1
             self._logprob += logprob
@@ -94,6 +95,12 @@ def completion_arrays(rows: Sequence[Sequence[Completion] | None], n: int) -> li
             column.append(value)
     fields = completion_fields("text", n)
     return [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+
+
+def _told(error: str) -> str:
+    """An error in a user's words: of a constraint, what it says itself, without the engine's frame around it."""
+    start = error.find(CONSTRAINT_FAILED)
+    return error if start < 0 else error[start:].removesuffix("`").rstrip()
 
 
 def row_error(texts: Sequence[Completion]) -> str | None:

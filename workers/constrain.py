@@ -14,9 +14,9 @@ import llguidance
 from tokenizers import Tokenizer
 
 from sharding.errors import InputError, RecordRow
+from workers.completions import CONSTRAINT_FAILED
 from workers.satisfiable import is_satisfiable
 
-CONSTRAINT_FAILED = "the JSON schema cannot be followed"
 _OPTIONS: llguidance._lib.JsonCompileOptions = {"whitespace_pattern": "[ \\n\\t]{1,16}"}
 
 

@@ -88,6 +88,8 @@ class _Values:
             value, origin = default, "default"
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not least <= value <= most or (whole and value != int(value)):
+            if origin == "spec":
+                raise InputError(f"task.generation.{name} cannot be used: `{value!r}`", hint=f"at most {most:g}")
             raise ModelError(f"{GENERATION_CONFIG} gives a {key} that cannot be used: `{value!r}`", hint=_LEAVE_OUT)
         if origin != "default" or value != default or name in ("temperature", "max_new_tokens"):
             self.notes.append(f"{name} {value:g} ({origin})")

@@ -40,10 +40,13 @@ def result_fields(task: TaskConfig, column: str) -> tuple[pa.Field, ...]:
 
 def completion_fields(column: str, n: int) -> tuple[pa.Field, ...]:
     """Result columns of generate before `n_tokens`, `truncated` and `error`; lists where a row has several texts."""
-    kinds = {column: pa.string(), "finish_reason": pa.string(), "n_new_tokens": pa.int32(), "logprob": pa.float32()}
-    return tuple(
-        pa.field(name, kind if n == 1 else pa.list_(pa.field("element", kind))) for name, kind in kinds.items()
-    )
+    kinds = [
+        (column, pa.string()),
+        ("finish_reason", pa.string()),
+        ("n_new_tokens", pa.int32()),
+        ("logprob", pa.float32()),
+    ]
+    return tuple(pa.field(name, kind if n == 1 else pa.list_(pa.field("element", kind))) for name, kind in kinds)
 
 
 def activate_logits(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32]:

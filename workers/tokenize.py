@@ -19,7 +19,7 @@ from workers.model.tokenizer import load_tokenizer
 
 NULL_TEXT = "null text"
 NO_TOKENS = "the text gives no token"
-TOO_LONG = "the text has more tokens than task.max_tokens allows"
+TOO_LONG = "more tokens than task.max_tokens and the model's context allow"
 _BATCH_TEXTS = 1024
 _MOST_TOKENS = 2**32 - 1
 

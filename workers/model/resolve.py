@@ -73,6 +73,8 @@ def resolve_model(source: str, revision: str | None = None, *, offline: bool | N
         return locate(resolved_file(folder), source, None)
     if source and folder.exists():
         raise NotFoundError(f"the model source is a file, not a folder or a {GGUF_SUFFIX} file: `{source}`")
+    if source.endswith(GGUF_SUFFIX) and folder.parent != Path() and folder.parent.is_dir():
+        raise NotFoundError(f"no such file, in a folder that is there: `{source}`")
     if (hub_file := split_hub_file(source)) is not None:
         path, commit = fetch_gguf(*hub_file, revision, offline=offline)
         return locate(path, source, commit)
