@@ -180,7 +180,7 @@ def main() -> None:
     import pyarrow.parquet as pq
 
     texts = pq.read_table(arguments.texts, columns=[arguments.column])[arguments.column].to_pylist()
-    makers = {
+    makers: dict[str, Callable[[Path, int], Forward]] = {
         "onnxruntime": onnxruntime_forward,
         "openvino": openvino_forward,
         "openvino-bf16": partial(openvino_forward, precision="bf16"),

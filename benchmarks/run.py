@@ -17,7 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import generation, sides, whole_jobs
+from benchmarks import generation as texts_side
+from benchmarks import sides, whole_jobs
 from benchmarks.machine import Spread, describe_machine, spread
 from benchmarks.random_bert import write_random_bert
 from benchmarks.texts import make_texts
@@ -83,23 +84,23 @@ class Bench:
     def generation(self) -> None:
         """Our generator next to llama.cpp, with 64 rows and with one; sharing; where the time goes."""
         for rows in (64, 1):
-            sides_ = generation.compare_generation(
+            sides_ = texts_side.compare_generation(
                 rows, threads=self.threads, rounds=max(1, self.rounds // 2), scratch=self.scratch
             )
             self._generation_table(rows, sides_)
-        shared, apart = generation.time_sharing(32, threads=self.threads, scratch=self.scratch)
+        shared, apart = texts_side.time_sharing(32, threads=self.threads, scratch=self.scratch)
         self.console.print(
-            f"  32 rows that begin with the same {generation.SHARED_TOKENS} tokens take {shared / apart:.2f} "
+            f"  32 rows that begin with the same {texts_side.SHARED_TOKENS} tokens take {shared / apart:.2f} "
             "of the time of 32 that do not",
             highlight=False,
         )
         self.figures["generation.sharing"] = {"shared_s": shared, "apart_s": apart}
 
-    def _generation_table(self, rows: int, found: dict[str, generation.GenerationSide]) -> None:
+    def _generation_table(self, rows: int, found: dict[str, texts_side.GenerationSide]) -> None:
         table = Table(title=f"generation: SmolLM2-135M, {rows} rows, {self.threads} threads", title_justify="left")
         for column in ("", "prefill tokens/s", "decode tokens/s", "of llama.cpp", "MiB then", "peak MiB"):
             table.add_column(column, justify="left" if not column else "right")
-        peer = found.get(generation.PEER)
+        peer = found.get(texts_side.PEER)
         for name, side in found.items():
             ratios = "-"
             if peer is not None:
@@ -115,7 +116,7 @@ class Bench:
         self.console.print(table)
         own = next(iter(found.values())).last
         stats, whole = own["stats"], own["all_s"]
-        tokenizing = generation.tokenizing_seconds(self.scratch / f"prompts-{rows}.json")
+        tokenizing = texts_side.tokenizing_seconds(self.scratch / f"prompts-{rows}.json")
         shares = {
             "matrix products and norms": stats["model_s"] - stats["attention_s"],
             "attention": stats["attention_s"],
