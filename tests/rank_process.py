@@ -90,6 +90,7 @@ def main(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children inherit that it is ignored
     try:
         main(json.loads(sys.argv[1]))
     except KeyboardInterrupt:
