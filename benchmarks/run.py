@@ -26,7 +26,7 @@ from jobs.spec import load_spec
 from workers.model.resolve import resolve_model
 
 MINILM_ROWS = 1_000
-BERT_ROWS = 150
+BERT_ROWS = 400
 MIB = 1 << 20
 WIDTH = 110  # the same table in a terminal, a file and a log
 Figures = dict[str, object]
