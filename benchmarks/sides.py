@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,11 @@ def _own_command(model: Path, texts: Path, threads: int, dtype: str) -> list[str
 
 
 def _take_turn(command: list[str], vectors: Path) -> dict[str, float]:
-    words = [*command, "--vectors", str(vectors), "--spawned", repr(time.time())]
-    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return run_turn([*command, "--vectors", str(vectors), "--spawned", repr(time.time())])
+
+
+def run_turn(command: list[str]) -> dict[str, Any]:
+    """One turn in a process of its own: what its last line of output says, as JSON."""
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

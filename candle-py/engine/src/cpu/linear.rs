@@ -140,11 +140,7 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     let k = op.weight.k();
     let x = Left { at: op.x[row * k..][..ROWS * k].as_ptr(), row: k, step: 1 };
     let width = REGISTERS * S::LANES;
-    let steps = match storage {
-        Storage::Float32 => k,
-        Storage::Bfloat16 => k.div_ceil(2),
-    };
-    let weight = Right { at: weight[..width * steps].as_ptr(), step: width };
+    let weight = Right { at: weight[..width * storage.steps(k)].as_ptr(), step: width };
     let ahead = next_lines::<S>(op, panel, row);
     prefetch_rows::<S, ROWS, REGISTERS>(s, op.out, op.out_stride, panel, row);
     if let Epilogue::Add(residual, stride) = op.epilogue {

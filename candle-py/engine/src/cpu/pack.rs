@@ -30,6 +30,14 @@ impl Storage {
         [Storage::Float32, Storage::Bfloat16].into_iter().find(|storage| storage.name() == name)
     }
 
+    /// Rows of lanes that hold `k` rows.
+    pub(super) fn steps(self, k: usize) -> usize {
+        match self {
+            Storage::Float32 => k,
+            Storage::Bfloat16 => k.div_ceil(2),
+        }
+    }
+
     /// Bytes of one number.
     pub fn size_bytes(self) -> usize {
         match self {
@@ -108,10 +116,7 @@ impl PackedMatrix {
 
     /// Rows of lanes in a panel: one of them holds two rows of k where the numbers are bfloat16.
     pub(super) fn steps(&self) -> usize {
-        match self.storage {
-            Storage::Float32 => self.k,
-            Storage::Bfloat16 => self.k.div_ceil(2),
-        }
+        self.storage.steps(self.k)
     }
 
     /// The panels, one after the other. Panel `p` starts at float `panels.get(p).start * steps()`.

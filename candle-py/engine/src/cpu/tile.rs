@@ -102,15 +102,24 @@ unsafe fn add_outer<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     b: Right,
     i: usize,
 ) {
-    let mut b_row = [s.splat(0.0); REGISTERS];
-    for (r, b_row) in b_row.iter_mut().enumerate() {
+    // SAFETY: `i < k`.
+    unsafe { add_multiples(s, tile, a, i, load_row(s, b, i)) };
+}
+
+/// Row `i` of `b`; a later one is asked for in L1.
+///
+/// # Safety
+/// The row is readable.
+#[inline(always)]
+unsafe fn load_row<S: Simd, const REGISTERS: usize>(s: S, b: Right, i: usize) -> [S::V; REGISTERS] {
+    let mut row = [s.splat(0.0); REGISTERS];
+    for (r, register) in row.iter_mut().enumerate() {
         let at = b.at.wrapping_add(i * b.step + r * S::LANES);
-        // SAFETY: row `i < k`, which the caller gives.
-        *b_row = unsafe { s.load(at) };
+        // SAFETY: as the caller says.
+        *register = unsafe { s.load(at) };
         s.prefetch(at.wrapping_add(FETCH_AHEAD * b.step));
     }
-    // SAFETY: `i < k`.
-    unsafe { add_multiples(s, tile, a, i, b_row) };
+    row
 }
 
 /// `tile + a[:, i] @ b_row`.
@@ -152,13 +161,8 @@ pub(super) unsafe fn add_product_of_pairs<S: Simd, const ROWS: usize, const REGI
         if pair < ahead.lines {
             s.prefetch_far(ahead.at.wrapping_add(pair * LINE_FLOATS));
         }
-        let mut lanes = [s.splat(0.0); REGISTERS];
-        for (r, lanes) in lanes.iter_mut().enumerate() {
-            let at = b.at.wrapping_add(pair * b.step + r * S::LANES);
-            // SAFETY: row `pair < pairs`, which the caller gives.
-            *lanes = unsafe { s.load(at) };
-            s.prefetch(at.wrapping_add(FETCH_AHEAD * b.step));
-        }
+        // SAFETY: row `pair < pairs`, which the caller gives.
+        let lanes: [S::V; REGISTERS] = unsafe { load_row(s, b, pair) };
         // SAFETY: `2 * pair < k`.
         unsafe { add_multiples(s, &mut tile, a, 2 * pair, lanes.map(|lanes| s.lower_bfloat16(lanes))) };
         if 2 * pair + 1 < k {
