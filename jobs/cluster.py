@@ -25,12 +25,12 @@ from ray.exceptions import (
 from ray.exceptions import AuthenticationError as RayAuthenticationError
 
 from jobs.backend import Died, Errored, Event, Finished, RunningTotals
+from jobs.embedded_ray import start_embedded_ray
 from jobs.placement import Placement, place_replicas
 from sharding.errors import AuthenticationError, InfrastructureError
 from workers.config import Assignment, WorkerConfig
 
 _log = logging.getLogger(__name__)
-_OBJECT_STORE_BYTES = 80 << 20
 _READY_TIMEOUT_S = 300.0
 _PROGRESS_TIMEOUT_S = 2.0
 _KNOCK_TIMEOUT_S = 10.0
@@ -109,15 +109,7 @@ class RayBackend:
             _knock(self._address)
             ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
             return
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="candelabra",
-        )
-        _stop_idle_helpers()
+        start_embedded_ray()
 
     def _launch(self) -> _Replica:
         from workers.actor import WorkerActor
@@ -219,17 +211,6 @@ class RayBackend:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
-
-
-def _stop_idle_helpers() -> None:
-    """End two of an embedded Ray's processes that have nothing to do here: one machine never grows, and no log is
-    forwarded. They cost memory and processor time, and the autoscaler a second more at the end: it answers no SIGTERM
-    once its GCS is gone. Ray has no public switch for them; where this way is closed, they run on.
-    """
-    node: Any = ray._private.worker._global_node
-    with contextlib.suppress(AttributeError):
-        node.kill_monitor(check_alive=False)
-        node.kill_log_monitor(check_alive=False)
 
 
 def _knock(address: str) -> None:
