@@ -1,13 +1,15 @@
 """An embedded Ray for one machine: started with what a job uses and nothing else. Knows no jobs.
 
-`ray.init` starts six helpers beside its two servers. Three of them have nothing to do where one machine runs one job
-and shows no web page: the autoscaler's monitor (the cluster never grows), the log monitor (no log is forwarded) and the
-dashboard. Each is a Python process that `ray.init` waits for or that takes the processor from the first worker, and the
-monitor costs a second more at the end, since it answers no SIGTERM once its GCS is gone. And `ray.init` asks the GCS
-for the new node just before the node is there, then sleeps a whole second; here it is asked when it has registered.
+`ray.init` starts more than that. Three helpers have nothing to do where one machine runs one job and shows no web page:
+the autoscaler's monitor (the cluster never grows), the log monitor (no log is forwarded) and the dashboard. Each is a
+Python process that `ray.init` waits for or that takes the processor from the first worker, and the monitor costs a
+second more at the end, since it answers no SIGTERM once its GCS is gone. Ray has no public switch for them. Then it
+starts one idle worker per CPU and waits until all have come up; a job needs one per replica and starts those itself.
+And it may ask the GCS for the new node before the node is there, and then sleep a whole second; here it is asked
+once the node has registered.
 
-Ray has no public switch for any of this. What is overridden here exists in the Ray versions that the package allows
-(`tests/test_embedded_ray.py`); where it does not, Ray starts as it comes.
+What is overridden here exists in the Ray versions that the package allows (`tests/test_embedded_ray.py`); where it does
+not, Ray starts as it comes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ def start_embedded_ray() -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             namespace="candelabra",
+            _system_config={"prestart_worker_first_driver": False},
         )
 
 

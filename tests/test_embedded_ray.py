@@ -43,6 +43,8 @@ def test_embedded_ray_starts_no_helper_and_computes(plain_node: type) -> None:
     assert any("gcs_server" in line for line in lines)
     assert any("raylet" in line for line in lines)
     assert not [line for line in lines for helper in HELPERS if helper in line]
+    servers = [line for line in lines if "raylet/raylet" in line]
+    assert not [line for line in lines if line not in servers and ("IDLE" in line or "default_worker.py" in line)]
     assert ray.get(ray.remote(negate).remote(-7)) == 7
     assert ray._private.node.Node is plain_node
 
