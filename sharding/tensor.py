@@ -1,10 +1,11 @@
-"""Tensor-parallel layout: which part of every weight of a decoder each rank loads. Pure arithmetic; reads no file.
+"""Tensor-parallel layout: which part of every weight of a model each rank loads. Pure arithmetic; reads no file.
 
 The engine's loader keeps the same table; `tests/test_tensor_layout.py` holds one against the other.
 
 Source: Megatron-LM, arXiv:1909.08053, section 3: what makes queries, keys, values and the inner columns of the
 feed-forward is split by outputs, what brings them back to the residual stream by inputs, and the sum over the ranks is
-the whole model's. Token table and head are split by tokens; norms are whole everywhere.
+the whole model's. Token table and head are split by tokens; norms, positions and what follows the network are whole
+everywhere. Layers are known by how their names end, in every family.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from math import prod
 
 from sharding.errors import InputError
 
+_HEADS = ("q_proj", "q_lin", "k_lin", "v_lin", "self.query", "self.key", "self.value")
 _KV = ("k_proj", "v_proj")
-_INNER = ("gate_proj", "up_proj")
-_VOCABULARY = ("embed_tokens", "lm_head")
+_HEADS_SUMMED = ("o_proj", "out_lin", "attn.Wo", "attention.output.dense")
+_INNER = ("gate_proj", "up_proj", "lin1", "intermediate.dense")
+_INNER_SUMMED = ("down_proj", "lin2", "mlp.Wo", "output.dense")
+_VOCABULARY = ("embed_tokens", "lm_head", "word_embeddings", "tok_embeddings")
+# Several layers, one below the other in one tensor.
+_JOINED_HEADS, _JOINED_INNER = {"Wqkv": 3}, {"Wi": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderSizes:
-    """The sizes of a decoder that decide how it can be split."""
+class ModelSizes:
+    """The sizes of a model that decide how it can be split."""
 
     heads: int
     kv_heads: int
@@ -31,19 +37,25 @@ class DecoderSizes:
     vocab_size: int
 
     @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> DecoderSizes:
+    def from_config(cls, config: Mapping[str, object]) -> ModelSizes:
         """The sizes that a `config.json` names; what it leaves out is as the engine reads it.
 
         Raises:
             InputError: A size is missing or no positive whole number.
         """
-        heads = _size(config, "num_attention_heads")
+        is_distilbert = config.get("model_type") == "distilbert"
+        heads_key, hidden_key, inner_key = (
+            ("n_heads", "dim", "hidden_dim")
+            if is_distilbert
+            else ("num_attention_heads", "hidden_size", "intermediate_size")
+        )
+        heads = _size(config, heads_key)
         head_dim = 128 if config.get("model_type") == "qwen3" and "head_dim" not in config else None
         return cls(
             heads=heads,
             kv_heads=_size(config, "num_key_value_heads", heads),
-            head_dim=head_dim or _size(config, "head_dim", _size(config, "hidden_size") // heads),
-            intermediate_size=_size(config, "intermediate_size"),
+            head_dim=head_dim or _size(config, "head_dim", _size(config, hidden_key) // heads),
+            intermediate_size=_size(config, inner_key),
             vocab_size=_size(config, "vocab_size"),
         )
 
@@ -63,18 +75,23 @@ class DecoderSizes:
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """Places `start` to `stop` (exclusive) of axis 0 or 1; the whole tensor when `axis` is None."""
+    """Places `start` to `stop` (exclusive) of axis 0 or 1; the whole tensor when `axis` is None.
+
+    Where the axis is that of several layers, one below the other, these are places of each of its `blocks` equal parts.
+    """
 
     axis: int | None = None
     start: int = 0
     stop: int = 0
+    blocks: int = 1
 
     def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The slice's own shape, of a tensor of that shape."""
-        return tuple(self.stop - self.start if axis == self.axis else size for axis, size in enumerate(shape))
+        places = self.blocks * (self.stop - self.start)
+        return tuple(places if axis == self.axis else size for axis, size in enumerate(shape))
 
 
-def check_world(sizes: DecoderSizes, world: int) -> None:
+def check_world(sizes: ModelSizes, world: int) -> None:
     """Checks that the model can be split over so many ranks.
 
     Raises:
@@ -88,7 +105,7 @@ def check_world(sizes: DecoderSizes, world: int) -> None:
         )
 
 
-def slice_tensor(name: str, sizes: DecoderSizes, *, rank: int, world: int) -> TensorSlice | None:
+def slice_tensor(name: str, sizes: ModelSizes, *, rank: int, world: int) -> TensorSlice | None:
     """The part of a weight that a rank loads; None for nothing of it.
 
     Args:
@@ -98,28 +115,29 @@ def slice_tensor(name: str, sizes: DecoderSizes, *, rank: int, world: int) -> Te
         world: Of how many.
     """
     layer, _, kind = name.rpartition(".")
-    match layer.rpartition(".")[2]:
-        case "q_proj":
-            return _rows(_heads(sizes, _share(sizes.heads, rank, world)))
-        case last if last in _KV:
-            return _rows(_heads(sizes, _kv_heads(sizes, rank, world)))
-        case last if last in _INNER:
-            return _rows(_share(sizes.intermediate_size, rank, world))
-        case last if last in _VOCABULARY:
-            return _rows(_share(sizes.vocab_size, rank, world))
-        case "o_proj":
-            columns = _heads(sizes, _share(sizes.heads, rank, world))
-        case "down_proj":
-            columns = _share(sizes.intermediate_size, rank, world)
-        case _:
-            return TensorSlice()
-    if kind != "bias":
-        return TensorSlice(1, *columns)
-    # added once: the products of all ranks are summed
-    return TensorSlice() if rank == 0 else None
+    heads = _heads(sizes, _share(sizes.heads, rank, world))
+    inner = _share(sizes.intermediate_size, rank, world)
+    if _ends(layer, _HEADS):
+        return TensorSlice(0, *heads)
+    if _ends(layer, _KV):
+        return TensorSlice(0, *_heads(sizes, _kv_heads(sizes, rank, world)))
+    if _ends(layer, _INNER):
+        return TensorSlice(0, *inner)
+    if _ends(layer, _VOCABULARY):
+        return TensorSlice(0, *_share(sizes.vocab_size, rank, world))
+    for places, joined in ((heads, _JOINED_HEADS), (inner, _JOINED_INNER)):
+        if (last := layer.rpartition(".")[2]) in joined:
+            return TensorSlice(0, *places, joined[last])
+    for places, summed in ((heads, _HEADS_SUMMED), (inner, _INNER_SUMMED)):
+        if _ends(layer, summed):
+            if kind != "bias":
+                return TensorSlice(1, *places)
+            # added once: the products of all ranks are summed
+            return TensorSlice() if rank == 0 else None
+    return TensorSlice()
 
 
-def rank_numbers(shapes: Iterable[tuple[str, Sequence[int]]], sizes: DecoderSizes, *, rank: int, world: int) -> int:
+def rank_numbers(shapes: Iterable[tuple[str, Sequence[int]]], sizes: ModelSizes, *, rank: int, world: int) -> int:
     """How many numbers a rank holds of tensors with those names and shapes."""
     total = 0
     for name, shape in shapes:
@@ -133,7 +151,7 @@ def _share(total: int, rank: int, world: int) -> tuple[int, int]:
     return total * rank // world, total * (rank + 1) // world
 
 
-def _kv_heads(sizes: DecoderSizes, rank: int, world: int) -> tuple[int, int]:
+def _kv_heads(sizes: ModelSizes, rank: int, world: int) -> tuple[int, int]:
     """A rank's key/value heads: its share, or where there are fewer than ranks, the one that its queries look at."""
     if world <= sizes.kv_heads:
         return _share(sizes.kv_heads, rank, world)
@@ -141,13 +159,14 @@ def _kv_heads(sizes: DecoderSizes, rank: int, world: int) -> tuple[int, int]:
     return head, head + 1
 
 
-def _heads(sizes: DecoderSizes, heads: tuple[int, int]) -> tuple[int, int]:
+def _heads(sizes: ModelSizes, heads: tuple[int, int]) -> tuple[int, int]:
     """The rows of some heads."""
     return heads[0] * sizes.head_dim, heads[1] * sizes.head_dim
 
 
-def _rows(places: tuple[int, int]) -> TensorSlice:
-    return TensorSlice(0, *places)
+def _ends(layer: str, names: Sequence[str]) -> bool:
+    """Whether a layer is one of these, whose names are the last words of its own."""
+    return any(layer == name or layer.endswith(f".{name}") for name in names)
 
 
 def _size(config: Mapping[str, object], key: str, default: int | None = None) -> int:

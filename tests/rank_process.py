@@ -75,6 +75,12 @@ def main(options: dict[str, Any]) -> None:
                 )
                 say(generated=generate(engine, rows, 24))
                 engine.close()
+            case "encode":
+                np.savez(
+                    options["output"],
+                    hidden=engine.hidden_states(*batch(rows)),
+                    mean=engine.embed(*batch(rows), pooling="mean", normalize=True),
+                )
             case "load":
                 pass
             case "wait":

@@ -1,4 +1,4 @@
-"""Decoders split over real processes: the whole model's numbers, memory by rank, and ranks that are lost."""
+"""Models split over real processes: the whole model's numbers, memory by rank, and ranks that are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine_models import GOLDEN, cases, expected
 from rank_groups import LONG_S, Group
 from safetensors.numpy import save_file
 
-from sharding.tensor import DecoderSizes, rank_numbers
+from sharding.tensor import ModelSizes, rank_numbers
 
 # As of whole models: float32, sums in another order.
 HIDDEN_TOLERANCE = 2e-5
@@ -152,15 +152,23 @@ def test_heads_that_do_not_divide_are_refused_on_every_rank_with_worlds_that_fit
             assert event["hint"] == "it can be split over: 1, 2, 4"
 
 
-def test_an_encoder_is_refused(groups: list[Group]) -> None:
-    groups.append(Group(2, GOLDEN / "bert"))
-    for rank in groups[0].start_all():
-        assert "only decoders are split over ranks: `" in rank.until("error")["text"]
+@pytest.mark.parametrize(("name", "world"), [("bert", 2), ("roberta", 3), ("modernbert", 4)])
+def test_processes_give_the_vectors_of_the_reference(
+    name: str, world: int, tmp_path: Path, groups: list[Group]
+) -> None:
+    output = tmp_path / "found.npz"
+    groups.append(Group(world, GOLDEN / name, work="encode", rows=cases(name)["ids"], output=str(output)))
+    ranks = groups[0].start_all()
+    assert [rank.until("done") for rank in ranks[1:]] == [{"done": True}] * (world - 1)
+    assert [rank.process.wait(LONG_S) for rank in ranks] == [0] * world
+    found = np.load(output)
+    np.testing.assert_allclose(found["hidden"], expected(name, "hidden"), rtol=0, atol=HIDDEN_TOLERANCE)
+    np.testing.assert_allclose(found["mean"], expected(name, "mean"), rtol=0, atol=HIDDEN_TOLERANCE)
 
 
 def test_a_rank_holds_its_part_of_the_weights_and_no_more(tmp_path: Path, groups: list[Group]) -> None:
     model = _write_llama(tmp_path, hidden=768, heads=12, inner=3072, vocab=16_000, layers=6)
-    sizes = DecoderSizes.from_config(model["config"])
+    sizes = ModelSizes.from_config(model["config"])
     for world in (1, 2, 4):
         group = Group(world, tmp_path, work="forever")
         groups.append(group)

@@ -189,7 +189,8 @@ pub fn inspect<'py>(py: Python<'py>, model_dir: PathBuf, pooling: &str) -> PyRes
     facts(py, &info)
 }
 
-/// The part of every tensor that a rank loads: None, or the axis and the places on it; a whole tensor has no axis.
+/// The part of every tensor that a rank loads: None, or the axis, the places on it, and in how many equal blocks of it
+/// these are meant; a whole tensor has no axis.
 #[pyfunction]
 pub fn inspect_rank<'py>(py: Python<'py>, model_dir: PathBuf, rank: i64, world: i64) -> PyResult<Bound<'py, PyDict>> {
     let (rank, world) = (natural(py, "rank", rank)?, natural(py, "world", world)?);
@@ -198,9 +199,10 @@ pub fn inspect_rank<'py>(py: Python<'py>, model_dir: PathBuf, rank: i64, world: 
     for (name, slice) in slices {
         let part = match slice {
             Slice::Nothing => None,
-            Slice::Whole => Some((None, 0, 0)),
-            Slice::Rows(rows) => Some((Some(0), rows.start, rows.end)),
-            Slice::Columns(columns) => Some((Some(1), columns.start, columns.end)),
+            Slice::Whole => Some((None, 0, 0, 1)),
+            Slice::Rows(rows) => Some((Some(0), rows.start, rows.end, 1)),
+            Slice::Blocks(blocks, rows) => Some((Some(0), rows.start, rows.end, blocks)),
+            Slice::Columns(columns) => Some((Some(1), columns.start, columns.end, 1)),
         };
         found.set_item(name, part)?;
     }

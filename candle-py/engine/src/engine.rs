@@ -10,11 +10,11 @@ use crate::backend::{After, Backend, CpuBackend};
 use crate::batch::Ragged;
 use crate::blueprint::{Blueprint, DENSE_LAYER};
 use crate::comm::Communicator;
-use crate::config::{NetworkConfig, SentenceModule};
+use crate::config::SentenceModule;
 use crate::cpu::{Activation, Isa, Kernels, Storage};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::info::{Info, not_split};
+use crate::info::Info;
 use crate::models::{Classifier, Decoder, Network, Scratch};
 use crate::orders::Wanted;
 use crate::pooling::Pooling;
@@ -32,7 +32,7 @@ pub struct LoadOptions {
     pub isa: Option<Isa>,
     /// How weights are held; float32 by default. Arithmetic is float32 either way.
     pub storage: Storage,
-    /// The ranks that a decoder is split over, of which this process is one. All load it with the same options; then the
+    /// The ranks that the model is split over, of which this process is one. All load it with the same options; then the
     /// engine of rank 0 is asked, and the others [follow](Engine::follow). None for the whole model here.
     pub communicator: Option<Arc<dyn Communicator>>,
 }
@@ -124,15 +124,14 @@ impl Engine {
         }
         let Blueprint { config, prefix, checkpoint, .. } = &blueprint;
         let mut loader = Loader::new(checkpoint, &backend);
-        let network = match (&config.network, &communicator) {
-            (network, None) => Network::build(network, prefix, &mut loader)?,
-            (NetworkConfig::Decoder(whole), Some(communicator)) => {
+        let network = match &communicator {
+            None => Network::build(&config.network, prefix, &mut loader)?,
+            Some(communicator) => {
                 let shard = Shard { rank: communicator.rank(), world: communicator.world() };
-                let part = NetworkConfig::Decoder(whole.split(shard)?);
-                loader = loader.of_part(whole, shard);
+                let part = config.network.split(shard)?;
+                loader = loader.of_part(config.network.sizes(), shard);
                 Network::build(&part, prefix, &mut loader)?
             }
-            _ => return Err(not_split(&config.architecture)),
         };
         let network = Arc::new(network);
         let classifier = match &config.labels {

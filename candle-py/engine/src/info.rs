@@ -8,7 +8,7 @@ use crate::blueprint::Blueprint;
 use crate::config::{LanguageHead, SentenceModule};
 use crate::error::{Error, Result};
 use crate::pooling::Pooling;
-use crate::shard::{Shard, Slice};
+use crate::shard::{Shard, Sizes, Slice};
 
 /// A model's facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Info {
     pub(crate) fn of(blueprint: &Blueprint) -> Self {
         let (config, sentence) = (&blueprint.config, &blueprint.sentence);
         let network = &config.network;
-        let (heads, kv_heads, head_dim) = network.heads();
+        let Sizes { heads, kv_heads, head_dim, .. } = network.sizes();
         let pooling = sentence.pooling.as_ref();
         let mut dense = sentence.modules.iter().filter_map(|module| match module {
             SentenceModule::Dense(dense) => Some(dense),
@@ -141,7 +141,7 @@ pub fn inspect(dir: &Path, pooling: Option<&Pooling>) -> Result<Info> {
     }
 }
 
-/// The part of every tensor of a decoder that rank `rank` of `world` loads, by the tensors' names; checks as a load does,
+/// The part of every tensor of a model that rank `rank` of `world` loads, by the tensors' names; checks as a load does,
 /// and reads no weights.
 ///
 /// # Errors
@@ -151,16 +151,8 @@ pub fn inspect_rank(dir: &Path, rank: usize, world: usize) -> Result<BTreeMap<St
         return Err(Error::input(format!("rank must be below the world of {world}: `{rank}`")));
     }
     let blueprint = Blueprint::read(dir)?;
-    let decoder = blueprint.config.network.decoder();
-    let whole = decoder.ok_or_else(|| not_split(&blueprint.config.architecture))?;
-    let shard = Shard { rank, world };
-    whole.split(shard)?;
+    let (whole, shard) = (blueprint.config.network.sizes(), Shard { rank, world });
+    whole.split(world)?;
     let names = blueprint.checkpoint.tensors().keys();
     Ok(names.map(|name| (name.clone(), whole.slice(name, shard))).collect())
-}
-
-/// The error for a model that ranks cannot share.
-pub(crate) fn not_split(architecture: &str) -> Error {
-    Error::input(format!("only decoders are split over ranks: `{architecture}`"))
-        .with_hint("run encoders side by side, each whole")
 }

@@ -9,7 +9,7 @@ pub(crate) enum Order {
     /// The model as rank 0 has loaded it; the others compare.
     Compare(String),
     /// A forward of whole sequences.
-    Forward { wanted: Wanted, ids: Vec<u32>, offsets: Vec<u32> },
+    Forward { wanted: Wanted, ids: Vec<u32>, offsets: Vec<u32>, type_ids: Option<Vec<u32>> },
     /// A session begins; its number.
     Open(u32),
     /// A session's cache gets another number of blocks.
@@ -41,11 +41,13 @@ impl Order {
                 out.number(0);
                 out.0.extend(text.as_bytes());
             }
-            Order::Forward { wanted, ids, offsets } => {
+            Order::Forward { wanted, ids, offsets, type_ids } => {
                 out.number(1);
                 out.number(*wanted as u32);
                 out.list(ids);
                 out.list(offsets);
+                out.number(type_ids.is_some().into());
+                out.list(type_ids.as_deref().unwrap_or_default());
             }
             Order::Open(session) => [2, *session].iter().for_each(|number| out.number(*number)),
             Order::Resize { session, copies, blocks } => {
@@ -100,7 +102,8 @@ impl Reader<'_> {
             1 => {
                 let all = [Wanted::Hidden, Wanted::Logits, Wanted::LogProbabilities];
                 let wanted = *all.get(self.number()? as usize)?;
-                Order::Forward { wanted, ids: self.list()?, offsets: self.list()? }
+                let (ids, offsets, has_types) = (self.list()?, self.list()?, self.number()? == 1);
+                Order::Forward { wanted, ids, offsets, type_ids: Some(self.list()?).filter(|_| has_types) }
             }
             2 => Order::Open(self.number()?),
             3 => {
@@ -161,7 +164,13 @@ mod tests {
             vec![sequence(0..2, 40, Logits::None), sequence(2..3, 0, Logits::Last), sequence(3..5, 16, Logits::All)];
         let orders = [
             Order::Compare("a model".to_owned()),
-            Order::Forward { wanted: Wanted::Logits, ids: vec![1, 2, u32::MAX], offsets: vec![0, 3] },
+            Order::Forward {
+                wanted: Wanted::Logits,
+                ids: vec![1, 2, u32::MAX],
+                offsets: vec![0, 3],
+                type_ids: Some(vec![0, 1, 1]),
+            },
+            Order::Forward { wanted: Wanted::Hidden, ids: vec![4], offsets: vec![0, 1], type_ids: None },
             Order::Open(3),
             Order::Resize { session: 3, copies: vec![[1, 2], [3, 4]], blocks: u64::MAX },
             Order::Step { session: 3, copies: vec![], batch: StepBatch { tokens: vec![5; 5], sequences } },

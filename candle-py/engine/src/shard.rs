@@ -1,9 +1,8 @@
-//! Which part of a decoder each rank of a group has: the heads, the columns of the feed-forward and the tokens of the
+//! Which part of a model each rank of a group has: the heads, the columns of the feed-forward and the tokens of the
 //! vocabulary that are its own. `sharding/tensor.py` tells the same to those who plan.
 
 use std::ops::Range;
 
-use crate::config::DecoderConfig;
 use crate::error::{Error, Result};
 
 /// A rank's share of a model.
@@ -22,6 +21,8 @@ pub enum Slice {
     Whole,
     /// Some rows.
     Rows(Range<usize>),
+    /// The same rows of each of so many blocks, into which all rows fall: layers that stand one below the other.
+    Blocks(usize, Range<usize>),
     /// Some columns.
     Columns(Range<usize>),
     /// None of it.
@@ -43,43 +44,52 @@ impl Shard {
     }
 }
 
-impl DecoderConfig {
-    /// The same model as one rank computes it: its own heads, and its own columns of the feed-forward.
+/// The sizes of a model that decide how it can be split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub intermediate_size: usize,
+    pub vocab_size: usize,
+}
+
+impl Sizes {
+    /// The same of one rank: its own heads, and its own columns of the feed-forward. Its tokens are not counted here.
     ///
     /// # Errors
     /// [`Error::Input`] where the model cannot be split over so many ranks; the hint names the numbers that can.
-    pub(crate) fn split(&self, shard: Shard) -> Result<Self> {
-        let Shard { world, .. } = shard;
-        if !self.can_split(world) {
-            let (heads, kv_heads, inner) = (self.heads, self.kv_heads, self.intermediate_size);
+    pub(crate) fn split(self, world: usize) -> Result<Self> {
+        let Self { heads, kv_heads, intermediate_size, .. } = self;
+        if !self.fits(world) {
             let fitting: Vec<String> =
-                (1..=heads).filter(|world| self.can_split(*world)).map(|world| world.to_string()).collect();
+                (1..=heads).filter(|world| self.fits(*world)).map(|world| world.to_string()).collect();
             return Err(Error::input(format!(
-                "model of {heads} heads, {kv_heads} key/value heads and intermediate size {inner} cannot be split over so \
-                 many ranks: `{world}`"
+                "model of {heads} heads, {kv_heads} key/value heads and intermediate size {intermediate_size} cannot be \
+                 split over so many ranks: `{world}`"
             ))
             .with_hint(format!("it can be split over: {}", fitting.join(", "))));
         }
         Ok(Self {
-            heads: self.heads / world,
-            kv_heads: self.kv_heads.div_ceil(world),
-            intermediate_size: self.intermediate_size / world,
-            shard,
-            ..self.clone()
+            heads: heads / world,
+            kv_heads: kv_heads.div_ceil(world),
+            intermediate_size: intermediate_size / world,
+            ..self
         })
     }
 
     /// Whether every rank gets as many heads, whole key/value heads or a copy of one, and as many columns.
-    fn can_split(&self, world: usize) -> bool {
+    fn fits(self, world: usize) -> bool {
         let Self { heads, kv_heads, intermediate_size, vocab_size, .. } = self;
         heads.is_multiple_of(world)
-            && (kv_heads.is_multiple_of(world) || world.is_multiple_of(*kv_heads))
+            && (kv_heads.is_multiple_of(world) || world.is_multiple_of(kv_heads))
             && intermediate_size.is_multiple_of(world)
-            && *vocab_size >= world
+            && vocab_size >= world
     }
 
-    /// The part of tensor `name` that a rank of the whole model's `shard` has.
-    pub(crate) fn slice(&self, name: &str, shard: Shard) -> Slice {
+    /// The part of tensor `name` of the whole model that a rank has. Layers are known by how their names end, in every
+    /// family.
+    pub(crate) fn slice(self, name: &str, shard: Shard) -> Slice {
         let (layer, is_bias) = match name.rsplit_once('.') {
             Some((layer, "bias")) => (layer, true),
             Some((layer, _)) => (layer, false),
@@ -87,23 +97,29 @@ impl DecoderConfig {
         };
         let of_heads = |part: Range<usize>| part.start * self.head_dim..part.end * self.head_dim;
         let Shard { rank, world } = shard;
-        let kv_heads = match world > self.kv_heads {
-            true => rank * self.kv_heads / world..rank * self.kv_heads / world + 1,
-            false => shard.part(self.kv_heads),
-        };
+        let (heads, inner) = (of_heads(shard.part(self.heads)), shard.part(self.intermediate_size));
         // The products of these are summed over the ranks, and so would be their biases.
         let summed = |columns| match (is_bias, rank) {
             (false, _) => Slice::Columns(columns),
             (true, 0) => Slice::Whole,
             (true, _) => Slice::Nothing,
         };
-        match layer.rsplit_once('.').map_or(layer, |(_, last)| last) {
-            "q_proj" => Slice::Rows(of_heads(shard.part(self.heads))),
-            "k_proj" | "v_proj" => Slice::Rows(of_heads(kv_heads)),
-            "o_proj" => summed(of_heads(shard.part(self.heads))),
-            "gate_proj" | "up_proj" => Slice::Rows(shard.part(self.intermediate_size)),
-            "down_proj" => summed(shard.part(self.intermediate_size)),
-            "embed_tokens" | "lm_head" => Slice::Rows(shard.part(self.vocab_size)),
+        let (block, last) = layer.rsplit_once('.').unwrap_or(("", layer));
+        match (block.rsplit('.').next().unwrap_or_default(), last) {
+            (_, "q_proj" | "q_lin" | "k_lin" | "v_lin") | ("self", "query" | "key" | "value") => Slice::Rows(heads),
+            (_, "k_proj" | "v_proj") => Slice::Rows(of_heads(match world > self.kv_heads {
+                true => rank * self.kv_heads / world..rank * self.kv_heads / world + 1,
+                false => shard.part(self.kv_heads),
+            })),
+            (_, "Wqkv") => Slice::Blocks(3, heads),
+            (_, "gate_proj" | "up_proj" | "lin1") | ("intermediate", "dense") => Slice::Rows(inner),
+            (_, "Wi") => Slice::Blocks(2, inner),
+            (_, "o_proj" | "out_lin") | ("attn", "Wo") => summed(heads),
+            ("output", "dense") if block.ends_with("attention.output") => summed(heads),
+            (_, "down_proj" | "lin2") | ("mlp", "Wo") | ("output", "dense") => summed(inner),
+            (_, "embed_tokens" | "lm_head" | "word_embeddings" | "tok_embeddings") => {
+                Slice::Rows(shard.part(self.vocab_size))
+            }
             _ => Slice::Whole,
         }
     }

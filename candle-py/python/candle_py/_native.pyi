@@ -81,7 +81,7 @@ class Engine:
                 memory; arithmetic is float32 either way, and weights stored in another format are converted.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2" or "avx512"; by default the best that the machine has.
-            communicator: this process's place among the ranks that a decoder is split over; each loads its own slices.
+            communicator: this process's place among the ranks that the model is split over; each loads its own slices.
                 All load the same files with the same options, which is checked, each with a communicator of its own.
                 Then rank 0's engine is used as any other, and all others `follow`. An encoder is refused.
 
@@ -277,7 +277,7 @@ class Generator:
 
 @final
 class TcpCommunicator:
-    """A rank of a group of processes, connected to all others over TCP, which a decoder is split over.
+    """A rank of a group of processes, connected to all others over TCP, which a model is split over.
 
     Every wait has a deadline: a rank that is gone or silent is an error on all others, after which the group is over.
     """
@@ -326,10 +326,12 @@ def inspect(model_dir: str | PathLike[str], *, pooling: str = "auto") -> dict[st
 
 def inspect_rank(
     model_dir: str | PathLike[str], rank: int, world: int
-) -> dict[str, tuple[int | None, int, int] | None]:
-    """Tell which part of every tensor a rank of a split decoder loads, from the headers of its weights.
+) -> dict[str, tuple[int | None, int, int, int] | None]:
+    """Tell which part of every tensor a rank of a split model loads, from the headers of its weights.
 
-    Values: axis, start and stop (exclusive); axis None for a whole tensor; None for nothing of it.
+    Values: axis, start, stop (exclusive), and the number of equal blocks along the axis of each of which these places are
+    meant (1 but for layers that stand one below the other in one tensor); axis None for a whole tensor; None for nothing
+    of it.
 
     Raises:
         ModelError: as of `Engine.load`.

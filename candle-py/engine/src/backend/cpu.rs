@@ -180,11 +180,6 @@ impl Backend for CpuBackend {
         Ok(Norm { kind: NormKind::Rms, weight: copied(&weight)?, eps })
     }
 
-    fn gather(&self, table: &Embedding, ids: &[u32], out: &mut Rows) {
-        out.reshape(ids.len(), table.width);
-        out.rows_mut().zip(ids).for_each(|(out, id)| table.row(*id, out, |out, value| *out = value));
-    }
-
     fn gather_add(&self, table: &Embedding, ids: &[u32], out: &mut Rows) {
         out.rows_mut().zip(ids).for_each(|(out, id)| table.row(*id, out, |out, value| *out += value));
     }

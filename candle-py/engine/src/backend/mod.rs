@@ -37,8 +37,6 @@ pub trait Backend: Layers + Send + Sync {
     /// Takes a root-mean-square norm in.
     fn rms_norm(&self, weight: Tensor, eps: f32) -> Result<Self::Norm>;
 
-    /// `out[i] = table[ids[i]]`.
-    fn gather(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
     /// `out[i] += table[ids[i]]`.
     fn gather_add(&self, table: &Self::Embedding, ids: &[u32], out: &mut Self::Buffer);
     /// `out[i] = table[ids[i] - first]`; zeros where the table has no such row.

@@ -3,6 +3,7 @@
 use super::{JsonObject, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, activation, check_heads};
 use crate::cpu::Activation;
 use crate::error::Problems;
+use crate::shard::Shard;
 
 /// A model type of the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ impl BertFamily {
 }
 
 /// Sizes and choices of an encoder of the BERT family.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct BertConfig {
     /// The model type.
     pub family: BertFamily,
@@ -47,18 +48,22 @@ pub struct BertConfig {
     pub type_vocab_size: usize,
     /// Width of the hidden states.
     pub hidden_size: usize,
-    /// Width inside the feed-forward.
+    /// Width inside the feed-forward, of this rank.
     pub intermediate_size: usize,
     /// Transformer layers.
     pub layers: usize,
-    /// Attention heads.
+    /// Attention heads, of this rank.
     pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
     /// Between the two linear layers of the feed-forward.
     pub activation: Activation,
     /// Added to the variance in every layer norm.
     pub norm_eps: f32,
     /// RoBERTa's padding token: it takes this number as its position, and real positions start after it.
     pub padding_id: Option<u32>,
+    /// The rank's share of the whole model.
+    pub shard: Shard,
 }
 
 impl BertConfig {
@@ -88,12 +93,14 @@ impl BertConfig {
             intermediate_size: file.size(keys.intermediate_size, 3072, 1, MAX_WIDTH, problems),
             layers: file.size(keys.layers, keys.default_layers, 0, MAX_LAYERS, problems),
             heads,
+            head_dim: hidden_size / heads,
             activation: activation(file, keys.activation, "gelu", problems),
             norm_eps: match family {
                 BertFamily::DistilBert => 1e-12,
                 _ => file.positive("layer_norm_eps", 1e-12, problems) as f32,
             },
             padding_id,
+            shard: Shard::WHOLE,
         }
     }
 

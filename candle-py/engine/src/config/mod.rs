@@ -22,6 +22,7 @@ pub use sentence::{SentenceConfig, SentenceModule};
 
 use crate::cpu::Activation;
 use crate::error::{Error, Problems, Result};
+use crate::shard::{Shard, Sizes};
 
 /// The families of `model_type`, as told in messages.
 const MODEL_TYPES: &str = "bert, roberta, xlm-roberta, distilbert, modernbert, llama, qwen2, qwen3";
@@ -142,13 +143,37 @@ impl NetworkConfig {
         }
     }
 
-    /// Heads of queries; heads of keys and values; width of a head.
-    pub fn heads(&self) -> (usize, usize, usize) {
-        match self {
-            NetworkConfig::Bert(config) => (config.heads, config.heads, config.hidden_size / config.heads),
-            NetworkConfig::ModernBert(config) => (config.heads, config.heads, config.hidden_size / config.heads),
-            NetworkConfig::Decoder(config) => (config.heads, config.kv_heads, config.head_dim),
-        }
+    /// What decides how the model can be split.
+    pub(crate) fn sizes(&self) -> Sizes {
+        let (heads, kv_heads, head_dim, intermediate_size) = match self {
+            NetworkConfig::Bert(config) => (config.heads, config.heads, config.head_dim, config.intermediate_size),
+            NetworkConfig::ModernBert(config) => {
+                (config.heads, config.heads, config.head_dim, config.intermediate_size)
+            }
+            NetworkConfig::Decoder(config) => {
+                (config.heads, config.kv_heads, config.head_dim, config.intermediate_size)
+            }
+        };
+        Sizes { heads, kv_heads, head_dim, intermediate_size, vocab_size: self.vocab_size() }
+    }
+
+    /// The same model as one rank computes it.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the model cannot be split over so many ranks.
+    pub(crate) fn split(&self, shard: Shard) -> Result<Self> {
+        let Sizes { heads, kv_heads, intermediate_size, .. } = self.sizes().split(shard.world)?;
+        Ok(match self {
+            NetworkConfig::Bert(whole) => {
+                NetworkConfig::Bert(BertConfig { heads, intermediate_size, shard, ..whole.clone() })
+            }
+            NetworkConfig::ModernBert(whole) => {
+                NetworkConfig::ModernBert(ModernBertConfig { heads, intermediate_size, shard, ..whole.clone() })
+            }
+            NetworkConfig::Decoder(whole) => {
+                NetworkConfig::Decoder(DecoderConfig { heads, kv_heads, intermediate_size, shard, ..whole.clone() })
+            }
+        })
     }
 
     /// The decoder's, if it is one.

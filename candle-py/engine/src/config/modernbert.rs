@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::{JsonObject, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, activation, check_heads};
 use crate::cpu::Activation;
 use crate::error::Problems;
+use crate::shard::Shard;
 
 /// What a classifier reads of the hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub(crate) enum LayerKind {
 }
 
 /// Sizes and choices of a ModernBERT encoder.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ModernBertConfig {
     /// Rows of the token table.
     pub vocab_size: usize,
@@ -33,12 +34,14 @@ pub struct ModernBertConfig {
     pub max_positions: usize,
     /// Width of the hidden states.
     pub hidden_size: usize,
-    /// Width inside the gated feed-forward.
+    /// Width inside the gated feed-forward, of this rank.
     pub intermediate_size: usize,
     /// The reach of each layer's attention.
     pub(crate) layers: Vec<LayerKind>,
-    /// Attention heads.
+    /// Attention heads, of this rank.
     pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
     /// Tokens that a sliding layer sees on either side.
     pub window: usize,
     /// Rotary base of the full layers.
@@ -61,6 +64,8 @@ pub struct ModernBertConfig {
     pub classifier_activation: Activation,
     /// What the classification head reads.
     pub classifier_pooling: ClassifierPooling,
+    /// The rank's share of the whole model.
+    pub shard: Shard,
 }
 
 impl ModernBertConfig {
@@ -80,6 +85,7 @@ impl ModernBertConfig {
             intermediate_size: file.size("intermediate_size", 1152, 1, MAX_WIDTH, problems),
             layers: layer_kinds(file, problems),
             heads,
+            head_dim: hidden_size / heads,
             window: file.size("local_attention", 128, 1, MAX_ROWS, problems) / 2,
             full_rope_theta,
             sliding_rope_theta,
@@ -91,6 +97,7 @@ impl ModernBertConfig {
             classifier_bias: file.flag("classifier_bias", false, problems),
             classifier_activation: activation(file, "classifier_activation", "gelu", problems),
             classifier_pooling: classifier_pooling(file, problems),
+            shard: Shard::WHOLE,
         }
     }
 }

@@ -61,8 +61,8 @@ impl Engine {
     ) -> Result<()> {
         let unknown = |session: u32| Error::internal(format!("no such session: `{session}`"));
         match order {
-            Order::Forward { wanted, ids, offsets } => {
-                let batch = Ragged { ids: &ids, offsets: &offsets, type_ids: None };
+            Order::Forward { wanted, ids, offsets, type_ids } => {
+                let batch = Ragged { ids: &ids, offsets: &offsets, type_ids: type_ids.as_deref() };
                 observe(&self.run_for(wanted, &batch)?);
             }
             Order::Open(session) => {

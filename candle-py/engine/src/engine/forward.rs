@@ -33,7 +33,8 @@ impl Engine {
         let data = match &self.group {
             None => self.compute(batch, width, rows_of, finish)?,
             Some(group) => {
-                let order = Order::Forward { wanted, ids: batch.ids.to_vec(), offsets: batch.offsets.to_vec() };
+                let (ids, offsets) = (batch.ids.to_vec(), batch.offsets.to_vec());
+                let order = Order::Forward { wanted, ids, offsets, type_ids: batch.type_ids.map(<[u32]>::to_vec) };
                 group.lead(&order, || self.compute(batch, width, rows_of, finish))?
             }
         };

@@ -1,14 +1,15 @@
 //! BERT, RoBERTa, XLM-RoBERTa and DistilBERT: one encoder, told apart by names, positions and token types.
 //!
 //! Source: BERT (arXiv:1810.04805), RoBERTa (arXiv:1907.11692), DistilBERT (arXiv:1910.01108); post-norm layers of
-//! "Attention Is All You Need" (arXiv:1706.03762).
+//! "Attention Is All You Need" (arXiv:1706.03762); ranks, arXiv:1909.08053.
 
-use super::Scratch;
+use super::{Scratch, residual};
 use crate::backend::{After, Attention, Backend};
 use crate::batch::Chunk;
 use crate::config::{BertConfig, BertFamily};
 use crate::cpu::Activation;
 use crate::error::Result;
+use crate::shard::Shard;
 use crate::weights::{Layers, Source};
 
 /// The table whose name tells a checkpoint's prefix.
@@ -25,6 +26,9 @@ pub struct Bert<L: Layers> {
     activation: Activation,
     first_position: u32,
     padding_id: Option<u32>,
+    /// The first row of the token table that is here.
+    first_token: usize,
+    shard: Shard,
 }
 
 struct Layer<L: Layers> {
@@ -86,13 +90,15 @@ impl<L: Layers> Bert<L> {
             attention: Attention {
                 heads: config.heads,
                 kv_heads: config.heads,
-                head_dim: hidden / config.heads,
+                head_dim: config.head_dim,
                 causal: false,
                 window: None,
             },
             activation: config.activation,
             first_position: config.first_position() as u32,
             padding_id: config.padding_id,
+            first_token: config.shard.part(config.vocab_size).start,
+            shard: config.shard,
         })
     }
 }
@@ -102,10 +108,11 @@ impl<L: Layers> Layer<L> {
         let names = if config.family == BertFamily::DistilBert { &DISTILBERT_NAMES } else { &BERT_NAMES };
         let name = |part: &str| format!("{prefix}{}.{layer}.{part}", names.layer);
         let (hidden, inner, eps) = (config.hidden_size, config.intermediate_size, config.norm_eps);
+        let heads = config.heads * config.head_dim;
         let [query, key, value] = names.qkv.map(name);
         Ok(Self {
-            qkv: source.linear(&[&query, &key, &value], hidden, hidden, true)?,
-            attention_output: source.linear(&[&name(names.attention_output)], hidden, hidden, true)?,
+            qkv: source.linear(&[&query, &key, &value], heads, hidden, true)?,
+            attention_output: source.linear(&[&name(names.attention_output)], hidden, heads, true)?,
             attention_norm: source.norm(&name(names.attention_norm), hidden, true, eps)?,
             inner: source.linear(&[&name(names.inner)], inner, hidden, true)?,
             output: source.linear(&[&name(names.output)], hidden, inner, true)?,
@@ -115,28 +122,37 @@ impl<L: Layers> Layer<L> {
 }
 
 impl<B: Backend> Bert<B> {
-    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
-        self.embed(backend, chunk, &mut scratch.hidden);
+    /// Computes the hidden states into `scratch.hidden`.
+    ///
+    /// # Errors
+    /// Those of the group that the model is split over; a whole model has none.
+    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
+        self.embed(backend, chunk, &mut scratch.hidden)?;
         let offsets = chunk.offsets();
         let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
         for layer in &self.layers {
             backend.project(&layer.qkv, hidden, After::Nothing, qkv);
             backend.attend(&self.attention, offsets, qkv, attention, context);
-            backend.project(&layer.attention_output, context, After::Add(hidden), other);
+            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other);
+            backend.reduce(other)?;
             backend.normalize(&layer.attention_norm, other);
             backend.project(&layer.inner, other, After::Activation(self.activation), inner);
-            backend.project(&layer.output, inner, After::Add(other), hidden);
+            backend.project(&layer.output, inner, residual(self.shard, other), hidden);
+            backend.reduce(hidden)?;
             backend.normalize(&layer.output_norm, hidden);
         }
+        Ok(())
     }
 
-    fn embed(&self, backend: &B, chunk: &Chunk<'_>, hidden: &mut B::Buffer) {
-        backend.gather(&self.tokens, chunk.ids(), hidden);
+    fn embed(&self, backend: &B, chunk: &Chunk<'_>, hidden: &mut B::Buffer) -> Result<()> {
+        backend.gather_part(&self.tokens, self.first_token, chunk.ids(), hidden);
+        backend.reduce(hidden)?;
         if let Some(token_types) = &self.token_types {
             backend.gather_add(token_types, &chunk.type_ids(), hidden);
         }
         backend.gather_add(&self.positions, &self.position_ids(chunk), hidden);
         backend.normalize(&self.norm, hidden);
+        Ok(())
     }
 
     /// The row of the position table for each token. In RoBERTa, a padding token inside a text takes the padding row

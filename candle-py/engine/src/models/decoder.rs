@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::Scratch;
+use super::{Scratch, residual};
 use crate::backend::{After, Attention, Backend, FeedForward, Targets};
 use crate::batch::Chunk;
 use crate::config::{DecoderConfig, LanguageHead};
@@ -251,22 +251,17 @@ impl<B: Backend> Decoder<B> {
             }
             backend.rotate(&angles, positions, &layer.attention, qkv);
             attend(index, &layer.attention, qkv, own, context);
-            backend.project(&layer.attention_output, context, self.residual(hidden), other);
+            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other);
             backend.reduce(other)?;
 
             backend.copy(other, context);
             backend.normalize(&layer.mlp_norm, context);
-            let after = self.residual(other);
+            let after = residual(self.shard, other);
             backend.feed_forward(&layer.feed_forward, context, after, [qkv, inner], hidden);
             backend.reduce(hidden)?;
         }
         backend.normalize(&self.final_norm, hidden);
         Ok(())
-    }
-
-    /// The residual stream, which is added once over all ranks.
-    fn residual<'a>(&self, stream: &'a B::Buffer) -> After<'a, B::Buffer> {
-        if self.shard.rank == 0 { After::Add(stream) } else { After::Nothing }
     }
 }
 

@@ -10,10 +10,11 @@ pub use classifier::Classifier;
 pub use decoder::Decoder;
 pub use modernbert::ModernBert;
 
-use crate::backend::Backend;
+use crate::backend::{After, Backend};
 use crate::batch::Chunk;
 use crate::config::{BertFamily, NetworkConfig};
 use crate::error::Result;
+use crate::shard::Shard;
 use crate::weights::{Checkpoint, Extras, Layers, Source};
 
 /// A network of any family.
@@ -73,10 +74,14 @@ impl<B: Backend> Network<B> {
         match self {
             Network::Bert(model) => model.forward(backend, chunk, scratch),
             Network::ModernBert(model) => model.forward(backend, chunk, scratch),
-            Network::Decoder(model) => return model.forward(backend, chunk, scratch),
+            Network::Decoder(model) => model.forward(backend, chunk, scratch),
         }
-        Ok(())
     }
+}
+
+/// The residual stream, which is added once over all ranks.
+fn residual<Buffer>(shard: Shard, stream: &Buffer) -> After<'_, Buffer> {
+    if shard.rank == 0 { After::Add(stream) } else { After::Nothing }
 }
 
 /// What the tensors' names begin with in this checkpoint: the class's own prefix, "model.", or nothing.

@@ -1,14 +1,15 @@
 //! ModernBERT: pre-norm layers with rotary positions, gated feed-forwards, and windowed attention in most layers.
 //!
-//! Source: arXiv:2412.13663.
+//! Source: arXiv:2412.13663; ranks, arXiv:1909.08053.
 
-use super::Scratch;
+use super::{Scratch, residual};
 use crate::backend::{After, Attention, Backend};
 use crate::batch::Chunk;
 use crate::config::{LayerKind, ModernBertConfig};
 use crate::cpu::Activation;
 use crate::error::Result;
 use crate::rotary::{Rotary, RotaryConfig};
+use crate::shard::Shard;
 use crate::weights::{Layers, Source};
 
 /// The table whose name tells a checkpoint's prefix.
@@ -23,6 +24,9 @@ pub struct ModernBert<L: Layers> {
     activation: Activation,
     full: Reach,
     sliding: Reach,
+    /// The first row of the token table that is here.
+    first_token: usize,
+    shard: Shard,
 }
 
 /// What the layers of one kind share.
@@ -45,7 +49,7 @@ struct Layer<L: Layers> {
 
 impl<L: Layers> ModernBert<L> {
     pub(super) fn build(config: &ModernBertConfig, prefix: &str, source: &mut impl Source<L>) -> Result<Self> {
-        let (hidden, head_dim) = (config.hidden_size, config.hidden_size / config.heads);
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim);
         let reach = |theta: f64, window: Option<usize>| Reach {
             attention: Attention { heads: config.heads, kv_heads: config.heads, head_dim, causal: false, window },
             rotary: Rotary::new(&RotaryConfig::plain(theta, head_dim)),
@@ -63,6 +67,8 @@ impl<L: Layers> ModernBert<L> {
             activation: config.activation,
             full: reach(config.full_rope_theta, None),
             sliding: reach(config.sliding_rope_theta, Some(config.window)),
+            first_token: config.shard.part(config.vocab_size).start,
+            shard: config.shard,
         })
     }
 }
@@ -71,6 +77,7 @@ impl<L: Layers> Layer<L> {
     fn build(config: &ModernBertConfig, prefix: &str, layer: usize, source: &mut impl Source<L>) -> Result<Self> {
         let name = |part: &str| format!("{prefix}layers.{layer}.{part}");
         let (hidden, inner, eps) = (config.hidden_size, config.intermediate_size, config.norm_eps);
+        let heads = config.heads * config.head_dim;
         let attention_norm = match layer {
             0 => None,
             _ => Some(source.norm(&name("attn_norm"), hidden, config.norm_bias, eps)?),
@@ -78,8 +85,8 @@ impl<L: Layers> Layer<L> {
         Ok(Self {
             kind: config.layers[layer],
             attention_norm,
-            qkv: source.linear(&[&name("attn.Wqkv")], 3 * hidden, hidden, config.attention_bias)?,
-            attention_output: source.linear(&[&name("attn.Wo")], hidden, hidden, config.attention_bias)?,
+            qkv: source.linear(&[&name("attn.Wqkv")], 3 * heads, hidden, config.attention_bias)?,
+            attention_output: source.linear(&[&name("attn.Wo")], hidden, heads, config.attention_bias)?,
             mlp_norm: source.norm(&name("mlp_norm"), hidden, config.norm_bias, eps)?,
             mlp_input: source.linear(&[&name("mlp.Wi")], 2 * inner, hidden, config.mlp_bias)?,
             mlp_output: source.linear(&[&name("mlp.Wo")], hidden, inner, config.mlp_bias)?,
@@ -88,11 +95,16 @@ impl<L: Layers> Layer<L> {
 }
 
 impl<B: Backend> ModernBert<B> {
-    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
+    /// Computes the hidden states into `scratch.hidden`.
+    ///
+    /// # Errors
+    /// Those of the group that the model is split over; a whole model has none.
+    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
         let (offsets, positions) = (chunk.offsets(), chunk.positions());
         let angles = [self.full.rotary.upto(chunk.longest()), self.sliding.rotary.upto(chunk.longest())];
         let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
-        backend.gather(&self.tokens, chunk.ids(), hidden);
+        backend.gather_part(&self.tokens, self.first_token, chunk.ids(), hidden);
+        backend.reduce(hidden)?;
         backend.normalize(&self.embedding_norm, hidden);
         for layer in &self.layers {
             let (reach, angles) = match layer.kind {
@@ -106,15 +118,18 @@ impl<B: Backend> ModernBert<B> {
             backend.project(&layer.qkv, context, After::Nothing, qkv);
             backend.rotate(angles, &positions, &reach.attention, qkv);
             backend.attend(&reach.attention, offsets, qkv, attention, context);
-            backend.project(&layer.attention_output, context, After::Add(hidden), other);
+            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other);
+            backend.reduce(other)?;
 
             backend.copy(other, context);
             backend.normalize(&layer.mlp_norm, context);
             backend.project(&layer.mlp_input, context, After::Nothing, qkv);
             backend.gate(qkv, self.activation, inner);
-            backend.project(&layer.mlp_output, inner, After::Add(other), hidden);
+            backend.project(&layer.mlp_output, inner, residual(self.shard, other), hidden);
+            backend.reduce(hidden)?;
         }
         backend.normalize(&self.final_norm, hidden);
+        Ok(())
     }
 }
 

@@ -142,6 +142,7 @@ impl Checkpoint {
         let (rows, columns) = match slice {
             Slice::Nothing => return Ok(None),
             Slice::Whole => return self.read(name).map(Some),
+            Slice::Blocks(count, rows) => return self.read_blocks(name, *count, rows).map(Some),
             Slice::Rows(rows) => (Some(rows), None),
             Slice::Columns(columns) => (None, Some(columns)),
         };
@@ -161,6 +162,14 @@ impl Checkpoint {
             }
         };
         Ok(Some(tensor))
+    }
+
+    /// The same rows of each of `count` blocks of a tensor.
+    fn read_blocks(&self, name: &str, count: usize, rows: &Range<usize>) -> Result<Tensor> {
+        let height = self.header(name)?.shape.first().copied().unwrap_or(0) / count.max(1);
+        let of_block = |block| Slice::Rows(block * height + rows.start..block * height + rows.end);
+        let parts = (0..count).filter_map(|block| self.read_part(name, &of_block(block)).transpose());
+        Ok(Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?)
     }
 
     fn header(&self, name: &str) -> Result<&TensorHeader> {

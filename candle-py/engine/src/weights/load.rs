@@ -4,9 +4,8 @@ use candle_core::Tensor;
 
 use super::{Checkpoint, Source};
 use crate::backend::Backend;
-use crate::config::DecoderConfig;
 use crate::error::{Error, Result};
-use crate::shard::{Shard, Slice};
+use crate::shard::{Shard, Sizes, Slice};
 
 /// Reads layers, one tensor in memory at a time beside what the backend keeps.
 #[derive(Debug)]
@@ -14,7 +13,7 @@ pub struct Loader<'a, B> {
     checkpoint: &'a Checkpoint,
     backend: &'a B,
     /// The whole model, and which part of it is wanted.
-    part: Option<(&'a DecoderConfig, Shard)>,
+    part: Option<(Sizes, Shard)>,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
@@ -23,13 +22,13 @@ impl<'a, B: Backend> Loader<'a, B> {
         Self { checkpoint, backend, part: None }
     }
 
-    /// Reads a rank's part of a decoder, whose whole configuration is given.
-    pub fn of_part(self, config: &'a DecoderConfig, shard: Shard) -> Self {
-        Self { part: Some((config, shard)), ..self }
+    /// Reads a rank's part of a model, of which the whole sizes are given.
+    pub(crate) fn of_part(self, whole: Sizes, shard: Shard) -> Self {
+        Self { part: Some((whole, shard)), ..self }
     }
 
     fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let slice = self.part.map_or(Slice::Whole, |(config, shard)| config.slice(name, shard));
+        let slice = self.part.map_or(Slice::Whole, |(whole, shard)| whole.slice(name, shard));
         self.checkpoint.read_part(name, &slice)
     }
 

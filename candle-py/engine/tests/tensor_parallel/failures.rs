@@ -1,6 +1,6 @@
 //! How a group ends: closed, lost, refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use candle_engine::generate::StepModel;
 use candle_engine::{Engine, Slice, inspect_rank};
 
 use super::common::{Batch, Folder, cases, golden, group};
+use super::encoders::ENCODER_WORLDS;
 use super::{WAIT, WORLDS, options};
 
 #[test]
@@ -94,6 +95,7 @@ fn worlds_that_do_not_fit_are_refused_with_those_that_do() {
         ("qwen2", 3, "4 heads, 2 key/value heads and intermediate size 160", "1, 2, 4"),
         ("qwen2-untied", 6, "6 heads, 2 key/value heads and intermediate size 256", "1, 2"),
         ("llama", 5, "8 heads, 4 key/value heads and intermediate size 160", "1, 2, 4, 8"),
+        ("bert", 3, "4 heads, 4 key/value heads and intermediate size 160", "1, 2, 4"),
     ] {
         let text = format!("model of {sizes} cannot be split over so many ranks: `{world}`");
         let error = inspect_rank(&golden(name), 0, world).unwrap_err();
@@ -102,16 +104,12 @@ fn worlds_that_do_not_fit_are_refused_with_those_that_do() {
         let found = group(world, WAIT, |tcp| Engine::load(&golden(name), &options(tcp)).err().unwrap().to_string());
         assert!(found.iter().all(|found| found.ends_with(&text)), "{found:?}");
     }
-    for name in ["bert", "modernbert"] {
-        let found = group(2, WAIT, |tcp| Engine::load(&golden(name), &options(tcp)).err().unwrap().to_string());
-        assert!(found.iter().all(|text| text.contains("only decoders are split over ranks: `")), "{found:?}");
-    }
     assert_eq!(inspect_rank(&golden("qwen2"), 2, 2).unwrap_err().to_string(), "rank must be below the world of 2: `2`");
 }
 
 #[test]
 fn slices_of_all_ranks_make_up_every_tensor() {
-    for (name, worlds) in WORLDS {
+    for (name, worlds) in WORLDS.into_iter().chain(ENCODER_WORLDS) {
         let tensors = candle_core::safetensors::load(golden(name).join("model.safetensors"), &Device::Cpu).unwrap();
         for world in worlds {
             let ranks: Vec<_> = (0..*world).map(|rank| inspect_rank(&golden(name), rank, *world).unwrap()).collect();
@@ -120,8 +118,21 @@ fn slices_of_all_ranks_make_up_every_tensor() {
                     parts.iter().cloned().flatten().collect::<BTreeSet<_>>() == (0..value.dims()[axis]).collect()
                 };
                 let is_covered = match &ranks[0][tensor] {
-                    Slice::Whole => ranks.iter().all(|slices| slices[tensor] == Slice::Whole),
+                    Slice::Whole => {
+                        let is_everywhere = |slice| ranks[1..].iter().all(|slices| slices[tensor] == slice);
+                        // A bias that is added to a sum over the ranks is rank 0's.
+                        is_everywhere(Slice::Whole) || tensor.ends_with("bias") && is_everywhere(Slice::Nothing)
+                    }
                     Slice::Rows(_) => all(0, ranks.iter().map(|slices| rows(&slices[tensor])).collect()),
+                    Slice::Blocks(count, _) => {
+                        let height = value.dims()[0] / count;
+                        let of_block = |slices: &BTreeMap<String, Slice>, block: usize| {
+                            let rows = rows(&slices[tensor]);
+                            rows.start + block * height..rows.end + block * height
+                        };
+                        let parts = ranks.iter().flat_map(|slices| (0..*count).map(|block| of_block(slices, block)));
+                        all(0, parts.collect())
+                    }
                     Slice::Columns(_) => all(1, ranks.iter().map(|slices| columns(&slices[tensor])).collect()),
                     Slice::Nothing => false,
                 };
@@ -132,7 +143,7 @@ fn slices_of_all_ranks_make_up_every_tensor() {
 }
 
 fn rows(slice: &Slice) -> Range<usize> {
-    let Slice::Rows(rows) = slice else { panic!("{slice:?}") };
+    let (Slice::Rows(rows) | Slice::Blocks(_, rows)) = slice else { panic!("{slice:?}") };
     rows.clone()
 }
 

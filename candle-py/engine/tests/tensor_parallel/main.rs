@@ -1,10 +1,11 @@
-//! Decoders that are split over ranks, threads over loopback sockets, give what the whole model gives; all ranks hold
+//! Models that are split over ranks, threads over loopback sockets, give what the whole model gives; all ranks hold
 //! equal bits; what goes wrong on one is told on all.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
 mod common;
+mod encoders;
 mod failures;
 
 use std::path::Path;
