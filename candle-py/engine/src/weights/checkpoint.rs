@@ -136,8 +136,8 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a part of one tensor and converts it to float32; `None` where there is nothing to read. Of safetensors
-    /// nothing else is read; what a GGUF file holds is dequantised whole.
+    /// Reads a part of one tensor and converts it to float32; `None` where there is nothing to read. Nothing
+    /// else is read, but for the other columns of a GGUF file's rows.
     pub fn read_part(&self, name: &str, slice: &Slice) -> Result<Option<Tensor>> {
         let (rows, columns) = match slice {
             Slice::Nothing => return Ok(None),
@@ -155,11 +155,7 @@ impl Checkpoint {
                 file.let_go(&header.stored_name);
                 tensor
             }
-            WeightsFile::Gguf(file) => {
-                let (axis, places) = (usize::from(rows.is_none()), rows.or(columns));
-                let places = places.cloned().unwrap_or_default();
-                file.read(&header.stored_name)?.narrow(axis, places.start, places.len())?.force_contiguous()?
-            }
+            WeightsFile::Gguf(file) => file.read_part(&header.stored_name, rows, columns)?,
         };
         Ok(Some(tensor))
     }

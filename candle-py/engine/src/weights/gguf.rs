@@ -13,6 +13,9 @@ use crate::gguf::{GgufFile, GgufTensor, GgufValue};
 /// The factors of Llama 3's rotary angles, which are configuration rather than weights.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+/// Numbers that are dequantised at a time where a part of a tensor is wanted.
+const CHUNK_NUMBERS: usize = 1 << 20;
+
 const SUPPORTED_KINDS: &str = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
 
 /// Parts of a layer: the file's name and the checkpoint's.
@@ -88,16 +91,55 @@ impl GgufWeights {
 
     /// Reads one tensor as float32, by its name in the file.
     pub fn read(&self, name: &str) -> Result<Tensor> {
-        let stored = self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))?;
-        let bytes = self.file.bytes(stored.range.clone());
-        let bytes = bytes.ok_or_else(|| Error::internal(format!("tensor does not fit its file: `{name}`")))?;
-        let tensor = dequantised(stored.kind, bytes, &stored.shape)?;
+        let stored = self.stored(name)?;
+        let tensor = dequantised(stored.kind, self.bytes(name, stored)?, &stored.shape)?;
         match stored.interleaved_heads {
             Some(heads) => half_split(&tensor, heads).map_err(|error| {
                 Error::model(format!("tensor does not divide into {heads} heads ({error}): `{name}`"))
             }),
             None => Ok(tensor),
         }
+    }
+
+    /// Reads some rows of a tensor, or some columns of all rows, as float32; no more than a few rows of the others are
+    /// in memory at a time. Where rows are in rotary order, whole heads are meant.
+    pub fn read_part(&self, name: &str, rows: Option<&Range<usize>>, columns: Option<&Range<usize>>) -> Result<Tensor> {
+        let outside = || Error::internal(format!("no such part of tensor: `{name}`"));
+        let stored = self.stored(name)?;
+        let [height, rest @ ..] = stored.shape.as_slice() else { return Err(outside()) };
+        let (rows, width) = (rows.cloned().unwrap_or(0..*height), rest.iter().product::<usize>());
+        let head_rows = stored.interleaved_heads.map(|heads| height / heads.max(1));
+        if rest.is_empty() || head_rows.is_some_and(|head| columns.is_some() || !rows.len().is_multiple_of(head.max(1)))
+        {
+            let (axis, places) = (usize::from(columns.is_some()), columns.unwrap_or(&rows));
+            return Ok(self.read(name)?.narrow(axis, places.start, places.len())?.force_contiguous()?);
+        }
+        let (bytes, chunk_rows) = (self.bytes(name, stored)?, (CHUNK_NUMBERS / width.max(1)).max(1));
+        let row_bytes = bytes.len() / (*height).max(1);
+        let mut parts = Vec::new();
+        for first in rows.clone().step_by(chunk_rows) {
+            let last = rows.end.min(first + chunk_rows);
+            let bytes = bytes.get(first * row_bytes..last * row_bytes).ok_or_else(outside)?;
+            let part = dequantised(stored.kind, bytes, &[last - first, width])?;
+            parts.push(match columns {
+                Some(columns) => part.narrow(1, columns.start, columns.len())?.force_contiguous()?,
+                None => part,
+            });
+        }
+        let tensor = Tensor::cat(&parts, 0)?;
+        Ok(match head_rows {
+            Some(head) => half_split(&tensor, rows.len() / head.max(1))?,
+            None => tensor,
+        })
+    }
+
+    fn stored(&self, name: &str) -> Result<&Stored> {
+        self.tensors.get(name).ok_or_else(|| Error::internal(format!("no tensor: `{name}`")))
+    }
+
+    fn bytes(&self, name: &str, stored: &Stored) -> Result<&[u8]> {
+        let bytes = self.file.bytes(stored.range.clone());
+        bytes.ok_or_else(|| Error::internal(format!("tensor does not fit its file: `{name}`")))
     }
 }
 
@@ -250,4 +292,45 @@ fn refuse_kinds(file: &GgufFile) -> Result<()> {
     }
     let hint = format!("quantise the model anew; supported kinds: {SUPPORTED_KINDS}");
     problems.into_result(file.path()).map_err(|error| error.with_hint(hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+    use candle_core::quantized::gguf_file::{self, Value};
+    use candle_core::quantized::{GgmlDType, QTensor};
+
+    use super::{CHUNK_NUMBERS, GgufWeights, Tensor};
+    use crate::gguf::GgufFile;
+
+    #[test]
+    fn parts_are_those_of_the_whole_tensor() {
+        let (height, width) = (1200, 1024);
+        assert!(height * width > CHUNK_NUMBERS, "one chunk proves nothing");
+        let tensor = Tensor::randn(0f32, 1f32, (height, width), &Device::Cpu).unwrap();
+        let quantised = QTensor::quantize(&tensor, GgmlDType::Q4_1).unwrap();
+        let bias =
+            QTensor::quantize(&Tensor::randn(0f32, 1f32, height, &Device::Cpu).unwrap(), GgmlDType::F32).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let (architecture, heads) = (Value::String("llama".into()), Value::U32(24));
+        let metadata = [("general.architecture", &architecture), ("llama.attention.head_count", &heads)];
+        let names = ["blk.0.ffn_up.weight", "blk.0.attn_q.weight"];
+        let tensors = [(names[0], &quantised), (names[1], &quantised), ("blk.0.attn_q.bias", &bias)];
+        gguf_file::write(&mut std::fs::File::create(&path).unwrap(), &metadata, &tensors).unwrap();
+        let weights = GgufWeights::new(GgufFile::open(&path).unwrap()).unwrap();
+        let numbers = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        for (name, rows) in [(names[0], 7..1133), (names[1], 100..1150), ("blk.0.attn_q.bias", 50..150)] {
+            let wanted = weights.read(name).unwrap().narrow(0, rows.start, rows.len()).unwrap();
+            let found = weights.read_part(name, Some(&rows), None).unwrap();
+            assert_eq!((found.dims(), numbers(&found)), (wanted.dims(), numbers(&wanted)), "{name}");
+        }
+        let columns = 33..700;
+        for name in names {
+            let wanted = weights.read(name).unwrap().narrow(1, columns.start, columns.len()).unwrap();
+            let found = weights.read_part(name, None, Some(&columns)).unwrap();
+            assert_eq!((found.dims(), numbers(&found)), (wanted.dims(), numbers(&wanted)), "{name}");
+        }
+        assert!(weights.read_part(names[0], Some(&(1000..1300)), None).is_err());
+    }
 }
