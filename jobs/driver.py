@@ -137,6 +137,9 @@ def _make_backend(spec: JobSpec, prepared: PreparedJob, kind: Literal["ray", "lo
         replicas=None if workers.replicas == "auto" else workers.replicas,
         cpus=threads,
         gpus=None if workers.gpus == "auto" else workers.gpus,
+        ranks=spec.model.tensor_parallel,
+        rank_timeout_s=workers.rank_timeout_s,
+        placement_timeout_s=spec.ray.placement_timeout_s,
     )
 
 

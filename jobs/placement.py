@@ -13,11 +13,24 @@ _MOST_CPUS_PER_REPLICA = 8
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Replicas of one size."""
+    """Replicas of one size.
+
+    Attributes:
+        cpus: CPUs of each rank.
+        gpus: GPUs of each rank.
+        ranks: Processes that hold one model together, all on one node.
+    """
 
     replicas: int
     cpus: int
     gpus: int
+    ranks: int = 1
+
+    @property
+    def size(self) -> str:
+        """One replica in words."""
+        each = f"{self.cpus} CPUs and {self.gpus} GPUs"
+        return each if self.ranks == 1 else f"{self.ranks} ranks on one node, each with {each}"
 
     def configure(self, config: WorkerConfig) -> WorkerConfig:
         """The workers' settings with the engine's threads set to the CPUs granted."""
@@ -25,14 +38,21 @@ class Placement:
 
 
 def place_replicas(
-    nodes: Sequence[Mapping[str, float]], replicas: int | None, cpus: int | None, gpus: int | None, *, device: str
+    nodes: Sequence[Mapping[str, float]],
+    replicas: int | None,
+    cpus: int | None,
+    gpus: int | None,
+    *,
+    device: str,
+    ranks: int = 1,
 ) -> Placement:
     """Decide the size of a replica and how many there are room for.
 
     Args:
         nodes: Resources of each live node, as Ray reports them.
-        replicas, cpus, gpus: What the spec asks for; None for auto.
+        replicas, cpus, gpus: What the spec asks for, the latter two for each rank; None for auto.
         device: `cpu` or `cuda`.
+        ranks: Processes of one replica.
 
     Raises:
         InfrastructureError: They do not fit; the message says what is needed and what each node has.
@@ -40,20 +60,28 @@ def place_replicas(
     need_gpus = gpus if gpus is not None else (1 if device == "cuda" else 0)
     if cpus is None:
         largest = max((int(node.get("CPU", 0)) for node in nodes), default=0)
-        share = largest if not need_gpus else max(1, largest // max(1, max(int(node.get("GPU", 0)) for node in nodes)))
+        share = largest // ranks
+        if need_gpus:
+            share = largest // max(1, max(int(node.get("GPU", 0)) for node in nodes))
         cpus = max(1, min(_MOST_CPUS_PER_REPLICA, share))
         if replicas is not None and len(nodes) == 1:
-            cpus = max(1, min(cpus, largest // replicas))
-    room = sum(_room(node, cpus, need_gpus) for node in nodes)
+            cpus = max(1, min(cpus, largest // (replicas * ranks)))
+    room = sum(_room(node, cpus * ranks, need_gpus * ranks) for node in nodes)
     wanted = replicas if replicas is not None else room
+    placement = Placement(wanted, cpus, need_gpus, ranks)
     if room < max(1, wanted):
-        have = "; ".join(f"{int(node.get('CPU', 0))} CPUs, {int(node.get('GPU', 0))} GPUs" for node in nodes)
+        lower = "workers.replicas, workers.cpus or workers.gpus"
         raise InfrastructureError(
-            f"{max(1, wanted)} replicas of {cpus} CPUs and {need_gpus} GPUs do not fit; "
-            f"the nodes have: `{have or 'none'}`",
-            hint="lower workers.replicas, workers.cpus or workers.gpus, or use a larger cluster",
+            f"{max(1, wanted)} replicas of {placement.size} do not fit; the nodes have: `{describe_nodes(nodes)}`",
+            hint=f"lower {lower if ranks == 1 else f'model.tensor_parallel, {lower}'}, or use a larger cluster",
         )
-    return Placement(wanted, cpus, need_gpus)
+    return placement
+
+
+def describe_nodes(nodes: Sequence[Mapping[str, float]]) -> str:
+    """What each node has, in words."""
+    found = (f"{int(node.get('CPU', 0))} CPUs, {int(node.get('GPU', 0))} GPUs" for node in nodes)
+    return "; ".join(found) or "none"
 
 
 def _room(node: Mapping[str, float], cpus: int, gpus: int) -> int:
