@@ -41,6 +41,7 @@ class RayBackend:
         address: Address of a cluster, or None for an embedded Ray on this machine.
         replicas, cpus, gpus: As the spec says; None for auto.
         ranks: Processes that hold one model together.
+        rank_bytes: Memory of a node that each of them takes at least; 0 counts none.
         rank_timeout_s: How long a silent one of them is waited for.
         placement_timeout_s: How long the job waits for room where no replica of several ranks has any.
     """
@@ -54,6 +55,7 @@ class RayBackend:
         cpus: int | None,
         gpus: int | None,
         ranks: int,
+        rank_bytes: int,
         rank_timeout_s: float,
         placement_timeout_s: float,
     ) -> None:
@@ -61,6 +63,7 @@ class RayBackend:
         self._address = address
         self._wanted = (replicas, cpus, gpus)
         self._ranks = ranks
+        self._rank_bytes = rank_bytes
         self._rank_timeout_s = rank_timeout_s
         self._placement_timeout_s = placement_timeout_s
         self._placement: Placement | None = None
@@ -72,7 +75,9 @@ class RayBackend:
     def start(self) -> int:
         """Connect and start the replicas; returns once the first is ready."""
         self._connect()
-        self._placement = place_replicas(_nodes(), *self._wanted, device=self._config.model.device, ranks=self._ranks)
+        self._placement = place_replicas(
+            _nodes(), *self._wanted, device=self._config.model.device, ranks=self._ranks, rank_bytes=self._rank_bytes
+        )
         _log.info("placing %d replicas of %s", self._placement.replicas, self._placement.size)
         for number in range(self._placement.replicas):
             self._replicas[number] = self._launch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from sharding.errors import InfrastructureError
 from workers.config import WorkerConfig
 
 _MOST_CPUS_PER_REPLICA = 8
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +21,21 @@ class Placement:
         cpus: CPUs of each rank.
         gpus: GPUs of each rank.
         ranks: Processes that hold one model together, all on one node.
+        rank_bytes: Memory of a node that each rank takes at least; 0 where nobody counts it.
     """
 
     replicas: int
     cpus: int
     gpus: int
     ranks: int = 1
+    rank_bytes: int = 0
 
     @property
     def size(self) -> str:
         """One replica in words."""
         each = f"{self.cpus} CPUs and {self.gpus} GPUs"
+        if self.rank_bytes:
+            each = f"{self.cpus} CPUs, {self.gpus} GPUs and {_mebibytes(self.rank_bytes)} of memory"
         return each if self.ranks == 1 else f"{self.ranks} ranks on one node, each with {each}"
 
     def configure(self, config: WorkerConfig) -> WorkerConfig:
@@ -45,6 +51,7 @@ def place_replicas(
     *,
     device: str,
     ranks: int = 1,
+    rank_bytes: int = 0,
 ) -> Placement:
     """Decide the size of a replica and how many there are room for.
 
@@ -53,6 +60,7 @@ def place_replicas(
         replicas, cpus, gpus: What the spec asks for, the latter two for each rank; None for auto.
         device: `cpu` or `cuda`.
         ranks: Processes of one replica.
+        rank_bytes: Memory of a node that each of them takes at least; 0 counts none.
 
     Raises:
         InfrastructureError: They do not fit; the message says what is needed and what each node has.
@@ -66,9 +74,9 @@ def place_replicas(
         cpus = max(1, min(_MOST_CPUS_PER_REPLICA, share))
         if replicas is not None and len(nodes) == 1:
             cpus = max(1, min(cpus, largest // (replicas * ranks)))
-    room = sum(_room(node, cpus * ranks, need_gpus * ranks) for node in nodes)
+    room = sum(_room(node, cpus * ranks, need_gpus * ranks, rank_bytes * ranks) for node in nodes)
     wanted = replicas if replicas is not None else room
-    placement = Placement(wanted, cpus, need_gpus, ranks)
+    placement = Placement(wanted, cpus, need_gpus, ranks, rank_bytes)
     if room < max(1, wanted):
         lower = "workers.replicas, workers.cpus or workers.gpus"
         raise InfrastructureError(
@@ -80,10 +88,22 @@ def place_replicas(
 
 def describe_nodes(nodes: Sequence[Mapping[str, float]]) -> str:
     """What each node has, in words."""
-    found = (f"{int(node.get('CPU', 0))} CPUs, {int(node.get('GPU', 0))} GPUs" for node in nodes)
-    return "; ".join(found) or "none"
+    return "; ".join(map(_describe, nodes)) or "none"
 
 
-def _room(node: Mapping[str, float], cpus: int, gpus: int) -> int:
-    by_cpu = int(node.get("CPU", 0)) // cpus
-    return min(by_cpu, int(node.get("GPU", 0)) // gpus) if gpus else by_cpu
+def _describe(node: Mapping[str, float]) -> str:
+    memory = f", {_mebibytes(node['memory'])} of memory" if "memory" in node else ""
+    return f"{int(node.get('CPU', 0))} CPUs, {int(node.get('GPU', 0))} GPUs{memory}"
+
+
+def _mebibytes(size_bytes: float) -> str:
+    return f"{math.ceil(size_bytes / _MIB):,} MiB"
+
+
+def _room(node: Mapping[str, float], cpus: int, gpus: int, memory_bytes: int) -> int:
+    rooms = [int(node.get("CPU", 0)) // cpus]
+    if gpus:
+        rooms.append(int(node.get("GPU", 0)) // gpus)
+    if memory_bytes and "memory" in node:
+        rooms.append(int(node["memory"]) // memory_bytes)
+    return min(rooms)
