@@ -69,8 +69,9 @@ def place_replicas(
     if cpus is None:
         largest = max((int(node.get("CPU", 0)) for node in nodes), default=0)
         share = largest // ranks
-        if need_gpus:
-            share = largest // max(1, max(int(node.get("GPU", 0)) for node in nodes))
+        if need_gpus:  # as many as keep no GPU of a node waiting for CPUs
+            full = [(int(node.get("CPU", 0)), int(node.get("GPU", 0)) // need_gpus) for node in nodes]
+            share = min((cpu // gpu_ranks for cpu, gpu_ranks in full if gpu_ranks), default=1)
         cpus = max(1, min(_MOST_CPUS_PER_REPLICA, share))
         if replicas is not None and len(nodes) == 1:
             cpus = max(1, min(cpus, largest // (replicas * ranks)))

@@ -290,7 +290,6 @@ def _identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: pa.Sc
         "model.revision": model.revision,
         "model.digest": model.digest,
         "model.dtype": model.dtype,
-        "model.tensor_parallel": spec.model.tensor_parallel,
         "output.schema": "; ".join(f"{field.name}: {field.type}" for field in schema),
         "output.on_conflict": spec.output.on_conflict,
         "sharding.target_rows": spec.sharding.target_rows,

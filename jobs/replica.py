@@ -114,12 +114,15 @@ class Replica:
         causes = [one.cause if isinstance(one, RayTaskError) else one for one in errors]
         stop = next((cause for cause in causes if isinstance(cause, StopJob)), None)
         gone = [one for one in errors if isinstance(one, RayError) and not isinstance(one, RayTaskError)]
-        told = next((cause for cause in causes if isinstance(cause, GroupLostError)), error)
         blameless = any(map(_is_of_the_node, gone))
-        if self.gang is not None and self.gang.node is not None and not blameless:
-            blameless = not _node_answers(self.gang.node)
-        who = "the worker" if self.gang is None else "a rank"
-        return Loss(f"{who} died ({first_line(gone[0] if gone else told)})", blameless, stop)
+        if self.gang is None:
+            blameless |= isinstance(error, ActorUnavailableError)
+            return Loss(f"the worker died ({first_line(error)})", blameless, stop)
+        # Ray learns of a lost node later than the ranks do, and calls actors unavailable for other reasons, too.
+        blameless = blameless or (self.gang.node is not None and not _node_answers(self.gang.node))
+        told = next((cause for cause in causes if isinstance(cause, GroupLostError)), error)
+        what = "the node of a rank was lost" if blameless else "a rank was lost"
+        return Loss(f"{what} ({first_line(gone[0] if gone else told)})", blameless, stop)
 
     def kill(self) -> None:
         """End every process of it, and give back what it held; never raises."""
@@ -190,9 +193,7 @@ def _errors_of(refs: list[ray.ObjectRef[Any]]) -> list[Exception]:
 
 
 def _is_of_the_node(error: Exception) -> bool:
-    if isinstance(error, ActorUnavailableError | NodeDiedError):
-        return True
-    return "node" in str(error).lower().split(".")[0]
+    return isinstance(error, NodeDiedError) or "node" in str(error).lower().split(".")[0]
 
 
 def _node_answers(node: str) -> bool:

@@ -92,7 +92,7 @@ class WorkersSpec(Section):
     replicas: AutoCount = Field("auto", description="Copies of the model; auto: as many as the cluster has room for.")
     cpus: AutoCount = Field("auto", description="CPUs of each rank of a replica; auto: up to 8. Also its threads.")
     gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPUs of each rank of a replica.")
-    rank_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    rank_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         60.0, description="model.tensor_parallel: a rank that is silent for so long is lost, and its replica with it."
     )
     max_attempts: Annotated[int, Field(ge=1)] = Field(3, description="Tries of a shard before it counts as failed.")
@@ -122,7 +122,7 @@ class RaySpec(Section):
     """Which Ray cluster."""
 
     address: str | None = Field(None, description="null: an embedded Ray on this machine; else a cluster's address.")
-    placement_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    placement_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         300.0, description="model.tensor_parallel: so long a job waits where no node has room for a replica's ranks."
     )
 
