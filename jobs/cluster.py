@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from jobs.backend import Died, Errored, Event, Finished, RunningTotals
 from jobs.placement import Placement, describe_nodes, place_replicas
-from jobs.replica import Replica, first_line, start_gang, start_worker
+from jobs.replica import Replica, answering_nodes, first_line, start_gang, start_worker
 from sharding.errors import AuthenticationError, InfrastructureError
 from workers.config import Assignment, WorkerConfig
 from workers.errors import GroupLostError
@@ -205,7 +205,7 @@ class RayBackend:
             number, last = max(gangs.items(), key=lambda item: item[1].asked_at)
             if now > last.asked_at + self._placement_timeout_s:
                 assert self._placement is not None
-                nodes = describe_nodes(_nodes())
+                nodes = describe_nodes(list(answering_nodes().values()))
                 return [
                     Errored(
                         number,

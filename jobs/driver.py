@@ -61,7 +61,7 @@ def run_job(
         spec = spec.model_copy(update={"backend": backend})
     prepared = prepare_job(spec)
     output = prepared.output
-    if read_plan(output) is None:
+    if not output.exists(layout.PLAN):
         check_empty(output)
     with (
         Interrupts() as interrupts,

@@ -26,7 +26,9 @@ from workers.config import RankConfig, WorkerConfig
 from workers.errors import GroupLostError
 
 _log = logging.getLogger(__name__)
-_LAST_WORDS_S = 2.0
+_LAST_WORDS_S = 1.0
+_NODE_DIED = "its node has died"
+"""In Ray's account of an actor's death; a worker that its node killed for memory is told with other words."""
 _KNOCK_TIMEOUT_S = 2.0
 
 
@@ -119,7 +121,7 @@ class Replica:
             blameless |= isinstance(error, ActorUnavailableError)
             return Loss(f"the worker died ({first_line(error)})", blameless, stop)
         # Ray learns of a lost node later than the ranks do, and calls actors unavailable for other reasons, too.
-        blameless = blameless or (self.gang.node is not None and not _node_answers(self.gang.node))
+        blameless = blameless or (self.gang.node is not None and self.gang.node not in answering_nodes())
         told = next((cause for cause in causes if isinstance(cause, GroupLostError)), error)
         what = "the node of a rank was lost" if blameless else "a rank was lost"
         return Loss(f"{what} ({first_line(gone[0] if gone else told)})", blameless, stop)
@@ -193,18 +195,19 @@ def _errors_of(refs: list[ray.ObjectRef[Any]]) -> list[Exception]:
 
 
 def _is_of_the_node(error: Exception) -> bool:
-    return isinstance(error, NodeDiedError) or "node" in str(error).lower().split(".")[0]
+    return isinstance(error, NodeDiedError) or getattr(error, "preempted", False) or _NODE_DIED in str(error)
 
 
-def _node_answers(node: str) -> bool:
-    """Whether a node is there: Ray calls it alive for a while after it has gone."""
-    for found in ray.nodes():  # type: ignore[no-untyped-call]
-        if found["NodeID"] == node and found["Alive"]:
-            address = (found["NodeManagerAddress"], found["NodeManagerPort"])
+def answering_nodes() -> dict[str, dict[str, float]]:
+    """Resources of each node that is really there, by its id: Ray calls one alive for a while after it has gone."""
+    found = {}
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
             with contextlib.suppress(OSError):
                 socket.create_connection(address, timeout=_KNOCK_TIMEOUT_S).close()
-                return True
-    return False
+                found[node["NodeID"]] = node["Resources"]
+    return found
 
 
 def first_line(error: BaseException) -> str:

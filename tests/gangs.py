@@ -79,17 +79,22 @@ def wait_until(condition: Callable[[], object], timeout_s: float = LONG_S) -> No
         time.sleep(0.01)
 
 
-class Blow(threading.Thread):
-    """Does something to a job at the moment when its ranks compute."""
+class Blows(threading.Thread):
+    """Does things to a job, one after the other, each when a gang computes that nothing was done to yet."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, *acts: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._act = act
-        self.struck = False
+        self._acts = acts
+        self.gangs: list[list[psutil.Process]] = []
         self.start()
 
     def run(self) -> None:
         """Wait for ranks that compute, then act."""
-        wait_until(lambda: rank_processes(0) and rank_processes(1))
-        self._act()
-        self.struck = True
+        for act in self._acts:
+            wait_until(self._gang_computes)
+            self.gangs.append(rank_processes())
+            act()
+
+    def _gang_computes(self) -> bool:
+        known = [process for gang in self.gangs for process in gang]
+        return all(any(process not in known for process in rank_processes(number)) for number in (0, 1))

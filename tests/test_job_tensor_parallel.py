@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +10,19 @@ from typing import Any
 
 import candle_py
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 import ray
-from gangs import GENERATE, Blow, prompts, rank_processes, wait_until, words, write_prompts, write_split_model
+from gangs import GENERATE, Blows, prompts, rank_processes, wait_until, words, write_prompts, write_split_model
 from gguf_files import LLAMA, byte_level_metadata, llama_tensors, write_gguf
 from job_files import JobFiles, leftovers
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError
 from ray.util.placement_group import placement_group_table
 
 from jobs import run_job
 from jobs.errors import ExitCode, exit_code_of
+from jobs.replica import Replica
 from sharding.errors import DriftError, InfrastructureError
 
 pytestmark = pytest.mark.slow
@@ -39,6 +42,9 @@ SPLIT: dict[str, Any] = {
     "workers__rank_timeout_s": 3,
     "sharding__target_rows": 50,
 }
+
+
+NODE_LOST = ActorDiedErrorContext(actor_id=bytes(16), error_message="The actor died because its node has died.")
 
 
 @pytest.fixture(scope="module")
@@ -110,36 +116,32 @@ def test_a_split_gguf_model_gives_the_texts_of_the_whole_one(files: JobFiles, cl
     assert dataset(files, "split", **changes)["text"] == whole["text"]
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_or_stops_in_the_middle_is_replaced_with_its_gang(
-    files: JobFiles, cluster: None, rank: int, blow: signal.Signals, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("killed", [0, 1])
+def test_ranks_that_die_or_stop_in_the_middle_are_replaced_with_their_gangs(
+    files: JobFiles, cluster: None, killed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = write_split_model(files)
-    write_prompts(files, 600)
+    write_prompts(files, 800)
     changes = SPLIT | {"task": GENERATE, "model__source": source}
     dataset(files, "whole", **changes | {"backend": "local", "model__tensor_parallel": 1})
-    gang: list[psutil.Process] = []
-
-    def strike() -> None:
-        gang.extend(rank_processes())
-        rank_processes(rank)[0].send_signal(blow)
-
-    strikes = Blow(strike)
+    stopped = 1 - killed
+    blows = Blows(
+        lambda: rank_processes(killed)[-1].send_signal(signal.SIGKILL),
+        lambda: rank_processes(stopped)[-1].send_signal(signal.SIGSTOP),
+    )
     assert dataset(files, "split", **changes)["text"] == files.rows("whole")["text"].to_pylist()
-    assert strikes.struck
-    assert caplog.text.count("starting another") == 1
-    told = "a rank was lost (The actor died" if blow == signal.SIGKILL else f"rank {rank} gave no answer for 3.0 s"
-    assert told in caplog.text
-    assert "shard=0 attempt=1 a rank was lost" in caplog.text
-    wait_until(lambda: len(gang) == 2 and not any(process.is_running() for process in gang))
+    assert len(blows.gangs) == 2
+    assert caplog.text.count("starting another") == 2
+    assert re.search(r"attempt=1 a rank was lost \((The actor |rank \d closed its connection)", caplog.text)
+    assert f"a rank was lost (rank {stopped} gave no answer for 3.0 s" in caplog.text
+    wait_until(lambda: not any(process.is_running() for gang in blows.gangs for process in gang))
     wait_until(nothing_is_held)
 
 
 def test_a_job_that_fails_in_the_middle_gives_everything_back(files: JobFiles, cluster: None) -> None:
     source = write_split_model(files)
     write_prompts(files, 600)
-    Blow(lambda: write_prompts(files, 500))
+    Blows(lambda: write_prompts(files, 500))
     with pytest.raises(DriftError):
         run_job(files.spec(**SPLIT | {"task": GENERATE, "model__source": source}))
     wait_until(nothing_is_held)
@@ -162,6 +164,25 @@ def test_a_model_that_a_worker_cannot_load_ends_the_job_and_gives_everything_bac
     with pytest.raises(DriftError, match="not the planned one"):
         run_job(files.spec(**SPLIT | {"task": GENERATE, "model__source": source}))
     wait_until(nothing_is_held)
+
+
+@pytest.mark.parametrize(
+    ("error", "blameless"),
+    [
+        (ActorDiedError(), False),
+        (OutOfMemoryError("1 worker(s) were killed due to the node running low on memory."), False),
+        (NodeDiedError("the node is gone"), True),
+        (
+            ActorDiedError(NODE_LOST),
+            True,
+        ),
+        (ActorUnavailableError("the connection is closed", bytes(16)), True),
+    ],
+)
+def test_only_a_lost_node_clears_the_rows_of_a_dead_worker(error: Exception, blameless: bool) -> None:
+    loss = Replica(None, None).explain_loss(error)
+    assert (loss.blameless, loss.stop) == (blameless, None)
+    assert loss.reason.startswith("the worker died (")
 
 
 def test_more_ranks_than_a_node_has_room_for_are_told_at_once(files: JobFiles, cluster: None) -> None:
