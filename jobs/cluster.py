@@ -27,6 +27,7 @@ from workers.errors import GroupLostError
 _log = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 << 20
 _READY_TIMEOUT_S = 300.0
+_LOAD_TIMEOUT_S = 1800.0  # of a gang: hundreds of gigabytes are read twice, once for their digest
 _PROGRESS_TIMEOUT_S = 2.0
 _KNOCK_TIMEOUT_S = 10.0
 _SECOND_S = 1.0
@@ -127,14 +128,15 @@ class RayBackend:
         return start_gang(self._config, self._placement, self._rank_timeout_s)
 
     def _wait_for_first(self) -> None:
-        deadline = time.monotonic() + _READY_TIMEOUT_S + (self._placement_timeout_s if self._ranks > 1 else 0)
+        seconds = _READY_TIMEOUT_S if self._ranks == 1 else self._placement_timeout_s + _LOAD_TIMEOUT_S
+        deadline = time.monotonic() + seconds
         while not any(replica.ready for replica in self._replicas.values()):
             for event in self.wait(_SECOND_S):
                 if isinstance(event, Errored):
                     raise event.error
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"no worker was placed and loaded within seconds: `{_READY_TIMEOUT_S:.0f}`",
+                    f"no worker was placed and loaded within seconds: `{seconds:.0f}`",
                     hint="see `ray status`: are the CPUs or GPUs taken by others?",
                 )
 
@@ -199,30 +201,30 @@ class RayBackend:
         return Died(number, loss.reason, loss.blameless)
 
     def _overdue(self) -> list[Event]:
-        """Gangs that took too long to load, and the end of the job where none has had room for too long."""
+        """The end of the job where no gang has had room for too long, and gangs that took too long to load."""
         now, gangs = time.monotonic(), {n: one.gang for n, one in self._replicas.items() if one.gang is not None}
         if gangs and all(gang.placing is not None for gang in gangs.values()):
             number, last = max(gangs.items(), key=lambda item: item[1].asked_at)
             if now > last.asked_at + self._placement_timeout_s:
-                assert self._placement is not None
-                nodes = describe_nodes(list(answering_nodes().values()))
-                return [
-                    Errored(
-                        number,
-                        InfrastructureError(
-                            f"no node had room for {self._placement.size} within "
-                            f"{self._placement_timeout_s:g} s; the nodes have, taken or free: `{nodes}`",
-                            hint="see `ray status`: what holds them, and which nodes are gone?",
-                        ),
-                    )
-                ]
-        return [
-            self._lost(number, GroupLostError(f"it did not load within {_READY_TIMEOUT_S:.0f} s"))
+                return [Errored(number, self._no_room())]
+        slow = [
+            number
             for number, gang in gangs.items()
-            if not self._replicas[number].ready
-            and gang.placed_at is not None
-            and now > gang.placed_at + _READY_TIMEOUT_S
+            if gang.placed_at is not None
+            and now > gang.placed_at + _LOAD_TIMEOUT_S
+            and not self._replicas[number].ready
         ]
+        told = GroupLostError(f"it did not load within {_LOAD_TIMEOUT_S:.0f} s")
+        return [self._lost(number, told) for number in slow]
+
+    def _no_room(self) -> InfrastructureError:
+        assert self._placement is not None
+        nodes = describe_nodes(list(answering_nodes().values()))
+        return InfrastructureError(
+            f"no node had room for {self._placement.size} within {self._placement_timeout_s:g} s; "
+            f"the nodes have, taken or free: `{nodes}`",
+            hint="see `ray status`: what holds them, and which nodes are gone?",
+        )
 
     def totals(self) -> RunningTotals:
         """See `jobs.backend.Backend.totals`."""

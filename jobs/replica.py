@@ -156,16 +156,20 @@ def start_gang(config: WorkerConfig, placement: Placement, rank_timeout_s: float
 
     bundle = {"CPU": float(placement.cpus)} | ({"GPU": float(placement.gpus)} if placement.gpus else {})
     group = placement_group([bundle] * placement.ranks, strategy="STRICT_PACK")
-    told = placement.configure(config)
-    actor: Any = _actor_class(WorkerActor, placement, group, 0).remote(told)
-    followers: list[Any] = [
-        _actor_class(FollowerActor, placement, group, rank).remote(told) for rank in range(1, placement.ranks)
-    ]
-    place = actor.meet.remote(RankConfig(0, placement.ranks, "", secrets.token_hex(16), rank_timeout_s))
-    up = [follower.ready.remote() for follower in followers]  # so that no rank waits for another one's process
-    works = tuple(follower.follow.remote(place, rank, *up) for rank, follower in enumerate(followers, 1))
-    gang = Gang(tuple(followers), works, group, group.ready(), time.monotonic())
-    return Replica(actor, actor.load.remote(place, *up), gang)
+    told, ranks = placement.configure(config), placement.ranks
+    try:
+        actor: Any = _actor_class(WorkerActor, placement, group, 0).remote(told)
+        followers: list[Any] = [
+            _actor_class(FollowerActor, placement, group, rank).remote(told) for rank in range(1, ranks)
+        ]
+        place = actor.meet.remote(RankConfig(0, ranks, "", secrets.token_hex(16), rank_timeout_s))
+        up = [follower.ready.remote() for follower in followers]  # so that no rank waits for another one's process
+        works = tuple(follower.follow.remote(place, rank, *up) for rank, follower in enumerate(followers, 1))
+        gang = Gang(tuple(followers), works, group, group.ready(), time.monotonic())
+        return Replica(actor, actor.load.remote(place, *up), gang)
+    except BaseException:
+        remove_placement_group(group)
+        raise
 
 
 def _actor_class(kind: type, placement: Placement, group: PlacementGroup | None = None, rank: int = 0) -> Any:
