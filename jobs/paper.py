@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.prepare import BUDGET_TOKENS, GENERATE_ROWS, STEP_TOKENS
 from jobs.spec import JobSpec
-from jobs.split import Load, ModelSizes, SplitPlan, describe_replicas, place_here, plan_split
+from jobs.split import Dimensions, Load, SplitPlan, describe_replicas, place_here, plan_split
 from sharding.errors import InfrastructureError
 from sharding.tensor import check_world
 from sharding.tensor_shapes import DecoderShapes, decoder_shapes
@@ -61,7 +61,7 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     _check_index(found, set(map(str, named)), folder / WEIGHTS_INDEX)
     hazards += _size_hazards(found, config, index)
     check_world(found.sizes, ranks)
-    split = plan_split(ModelSizes.of_shapes(found), _load(spec, found), ranks)
+    split = plan_split(Dimensions.of_shapes(found), _load(spec, found), ranks)
     try:
         device: DeviceKind = "cuda" if spec.model.device == "cuda" else "cpu"
         least = split.rank_weight_bytes if device == "cpu" else 0
@@ -92,7 +92,7 @@ def _check_index(found: DecoderShapes, named: set[str], path: Path) -> None:
 def _size_hazards(found: DecoderShapes, config: dict[str, Any], index: dict[str, Any]) -> list[str]:
     total = (index.get("metadata") or {}).get("total_size")
     number_bytes = _NUMBER_BYTES.get(str(config.get("torch_dtype", config.get("dtype"))))
-    size = ModelSizes.of_shapes(found).parameters * (number_bytes or 0)
+    size = Dimensions.of_shapes(found).parameters * (number_bytes or 0)
     if number_bytes is None or not isinstance(total, int) or total == size:
         return []
     return [f"the index tells of {total:,} bytes, the config of {size:,}"]

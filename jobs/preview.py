@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from jobs.prepare import PreparedJob, prepare_job
 from jobs.spec import JobSpec
-from jobs.split import Load, ModelSizes, SplitPlan, describe_replicas, place_here, plan_split, rank_bytes
+from jobs.split import Dimensions, Load, SplitPlan, describe_replicas, place_here, plan_split, rank_bytes
 from sharding.errors import RecordRow
 from sharding.plan_file import read_plan
 from workers.batch import batch_tokens, row_lengths
@@ -96,7 +96,7 @@ def preview_job(spec: JobSpec) -> JobPreview:
     if ranks > 1:
         least = rank_bytes(spec, prepared.model.path, info, config)
         replicas = describe_replicas(spec, place_here(spec, config.model.device, least))
-        split = plan_split(ModelSizes.of_model(prepared.model.path, info), Load.of_job(config), ranks)
+        split = plan_split(Dimensions.of_model(prepared.model.path, info), Load.of_job(config), ranks)
     sample = _sample(prepared)
     lengths = sample.lengths
     mean = float(lengths.mean()) if len(lengths) else 0.0

@@ -33,7 +33,7 @@ _WIDTHS_AT_WORK = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSizes:
+class Dimensions:
     """What the arithmetic needs of a model.
 
     Attributes:
@@ -50,7 +50,7 @@ class ModelSizes:
     decoder: tuple[DecoderSizes, Mapping[str, tuple[int, ...]]] | None
 
     @classmethod
-    def of_shapes(cls, found: DecoderShapes) -> ModelSizes:
+    def of_shapes(cls, found: DecoderShapes) -> Dimensions:
         """Those of a decoder whose config is known."""
         sizes = found.sizes
         return cls(
@@ -64,7 +64,7 @@ class ModelSizes:
         )
 
     @classmethod
-    def of_model(cls, path: Path, info: EngineInfo) -> ModelSizes:
+    def of_model(cls, path: Path, info: EngineInfo) -> Dimensions:
         """Those of a model whose files are here."""
         config = read_object(text_folder(path) / CONFIG) if path.is_dir() else {}
         if config.get("model_type") in MODEL_TYPES:
@@ -140,7 +140,7 @@ class SplitPlan:
     one_device_gb: int | None
 
 
-def plan_split(model: ModelSizes, load: Load, ranks: int) -> SplitPlan:
+def plan_split(model: Dimensions, load: Load, ranks: int) -> SplitPlan:
     """What a replica of so many ranks needs; `sharding.tensor.check_world` has passed.
 
     Raises:
@@ -194,7 +194,7 @@ def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig
     ranks = spec.model.tensor_parallel
     if ranks == 1 or config.model.device != "cpu":
         return 0
-    return ModelSizes.of_model(path, info).numbers_of(ranks) * Load.of_job(config).number_bytes
+    return Dimensions.of_model(path, info).numbers_of(ranks) * Load.of_job(config).number_bytes
 
 
 def place_here(spec: JobSpec, device: DeviceKind, rank_bytes: int) -> Placement | None:
@@ -226,17 +226,17 @@ def describe_replicas(spec: JobSpec, placement: Placement | None) -> str:
     return f"{many}, each {ranks} ranks on one node; submit says at once if they do not fit"
 
 
-def _needed(model: ModelSizes, load: Load, ranks: int) -> int:
+def _needed(model: Dimensions, load: Load, ranks: int) -> int:
     cache = max(load.cache_bytes, load.row_tokens * model.cache_token_bytes(ranks))
     return _beside_cache(model, load, ranks) + cache
 
 
-def _beside_cache(model: ModelSizes, load: Load, ranks: int) -> int:
+def _beside_cache(model: Dimensions, load: Load, ranks: int) -> int:
     work = load.step_tokens * model.hidden_size * _WIDTHS_AT_WORK + load.rows * model.vocab_size * 2
     return model.numbers_of(ranks) * load.number_bytes + work * _FLOAT_BYTES
 
 
-def _cache_tokens(model: ModelSizes, load: Load, ranks: int, gb: int) -> int | None:
+def _cache_tokens(model: Dimensions, load: Load, ranks: int, gb: int) -> int | None:
     usable = int(gb * _GB * _USABLE)
     if usable < _needed(model, load, ranks):
         return None

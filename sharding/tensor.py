@@ -37,14 +37,14 @@ class DecoderSizes:
         Raises:
             InputError: A size is missing or no positive whole number.
         """
-        heads = read_size(config, "num_attention_heads")
+        heads = _size(config, "num_attention_heads")
         head_dim = 128 if config.get("model_type") == "qwen3" and "head_dim" not in config else None
         return cls(
             heads=heads,
-            kv_heads=read_size(config, "num_key_value_heads", heads),
-            head_dim=head_dim or read_size(config, "head_dim", read_size(config, "hidden_size") // heads),
-            intermediate_size=read_size(config, "intermediate_size"),
-            vocab_size=read_size(config, "vocab_size"),
+            kv_heads=_size(config, "num_key_value_heads", heads),
+            head_dim=head_dim or _size(config, "head_dim", _size(config, "hidden_size") // heads),
+            intermediate_size=_size(config, "intermediate_size"),
+            vocab_size=_size(config, "vocab_size"),
         )
 
     def fits(self, world: int) -> bool:
@@ -150,12 +150,7 @@ def _rows(places: tuple[int, int]) -> TensorSlice:
     return TensorSlice(0, *places)
 
 
-def read_size(config: Mapping[str, object], key: str, default: int | None = None) -> int:
-    """A size that a `config.json` names.
-
-    Raises:
-        InputError: It is missing without a default, or no positive whole number.
-    """
+def _size(config: Mapping[str, object], key: str, default: int | None = None) -> int:
     value = config.get(key)
     if value is None and default is not None:
         return default

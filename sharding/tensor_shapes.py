@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sharding.errors import InputError
-from sharding.tensor import DecoderSizes, read_size
+from sharding.tensor import DecoderSizes
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 """Those whose shapes are known here."""
@@ -41,18 +41,18 @@ def decoder_shapes(config: Mapping[str, object]) -> DecoderShapes:
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise InputError(
-            f"only decoders are split over ranks, and their shapes known without weights: `{kind}`",
-            hint=f"model_type is one of: {', '.join(MODEL_TYPES)}",
+            f"model_type is none whose weights are known from config.json alone: `{kind}`",
+            hint=f"known are {', '.join(MODEL_TYPES)}; with its weights beside it, any model is planned",
         )
     sizes = DecoderSizes.from_config(config)
-    hidden, layers = read_size(config, "hidden_size"), read_size(config, "num_hidden_layers")
+    hidden, layers = _count(config, "hidden_size"), _count(config, "num_hidden_layers")
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (sizes.vocab_size, hidden)}
     for layer in range(layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer(config, sizes, hidden).items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (sizes.vocab_size, hidden)
-    return DecoderShapes(sizes, hidden, layers, read_size(config, "max_position_embeddings"), shapes)
+    return DecoderShapes(sizes, hidden, layers, _count(config, "max_position_embeddings"), shapes)
 
 
 def _layer(config: Mapping[str, object], sizes: DecoderSizes, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -75,3 +75,10 @@ def _layer(config: Mapping[str, object], sizes: DecoderSizes, hidden: int) -> di
     if kind == "qwen3":
         shapes |= {f"self_attn.{name}.weight": (sizes.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes
+
+
+def _count(config: Mapping[str, object], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"config.json has no size that can be used, `{key}`: `{value}`")
+    return value

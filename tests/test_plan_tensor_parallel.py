@@ -17,7 +17,7 @@ from jobs.paper import PaperPreview, preview_on_paper
 from jobs.placement import place_replicas
 from jobs.preview import preview_job
 from jobs.spec import load_spec
-from jobs.split import Load, ModelSizes, plan_split
+from jobs.split import Dimensions, Load, plan_split
 from sharding.errors import CandelabraError, InfrastructureError, InputError
 from sharding.tensor_shapes import decoder_shapes
 from workers.limits import available_threads
@@ -116,7 +116,8 @@ def test_an_index_of_another_model_is_refused_with_what_differs(folder: Path) ->
     for config, message in (
         (other, r"does not fit config\.json, it has lm_head\.weight, model\.layers\.27\."),
         (QWEN_7B | {"model_type": "qwen3"}, r"it lacks model\.layers\.0\.self_attn\.k_norm\.weight, .* and has "),
-        ({"model_type": "bert"}, "only decoders are split over ranks"),
+        ({"model_type": "bert"}, r"known from config\.json alone: `bert`"),
+        ({"model_type": "llama", "hidden_size": "wide"}, r"no size that can be used"),
     ):
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(InputError, match=message):
@@ -127,10 +128,10 @@ def test_a_model_too_large_for_one_device_names_the_ranks_that_hold_it() -> None
     large = decoder_shapes(QWEN_7B | {"num_hidden_layers": 400})
     load = Load(number_bytes=2, step_tokens=512, rows=64, row_tokens=4160, cache_bytes=0)
     with pytest.raises(InfrastructureError, match=r"a rank needs 19\d\.\d GB .* has: `141 GB`") as caught:
-        plan_split(ModelSizes.of_shapes(large), load, 1)
+        plan_split(Dimensions.of_shapes(large), load, 1)
     assert caught.value.hint is not None
     assert "that fits: 2, 4;" in caught.value.hint
-    assert plan_split(ModelSizes.of_shapes(large), load, 2).one_device_gb is None
+    assert plan_split(Dimensions.of_shapes(large), load, 2).one_device_gb is None
 
 
 def test_a_whole_model_is_planned_with_its_ranks(files: JobFiles) -> None:
