@@ -122,10 +122,15 @@ def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False)
 @app.command()
 def plan(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show files, rows, shards, tokens, expected time and every hazard in sight. Starts and writes nothing."""
+    from jobs.paper import preview_on_paper
     from jobs.preview import preview_job
-    from jobs.render import render_preview
+    from jobs.render import render_paper, render_preview
 
-    _show(preview_job(_load(spec, overrides)), render_preview, as_json=as_json)
+    job = _load(spec, overrides)
+    if (paper := preview_on_paper(job)) is not None:
+        _show(paper, render_paper, as_json=as_json)
+    else:
+        _show(preview_job(job), render_preview, as_json=as_json)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The backend on Ray: connects, places replicas, replaces dead ones, leaves nothing behind. Knows no shards.
 
 `max_restarts=0` throughout: a replacement is a new actor that the driver asked for, so a dead worker's late answer can
-never be taken for a live one's.
+never be taken for a live one's. What a replica is, one actor or a gang of them, `jobs.replica` says.
 """
 
 from __future__ import annotations
@@ -11,38 +11,27 @@ import logging
 import socket
 import tempfile
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    GetTimeoutError,
-    NodeDiedError,
-    RayError,
-    RayTaskError,
-)
 from ray.exceptions import AuthenticationError as RayAuthenticationError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from jobs.backend import Died, Errored, Event, Finished, RunningTotals
 from jobs.embedded_ray import start_embedded_ray
-from jobs.placement import Placement, place_replicas
+from jobs.placement import Placement, describe_nodes, place_replicas
+from jobs.replica import Replica, answering_nodes, first_line, start_gang, start_worker
 from sharding.errors import AuthenticationError, InfrastructureError
 from workers.config import Assignment, WorkerConfig
+from workers.errors import GroupLostError
 
 _log = logging.getLogger(__name__)
 _READY_TIMEOUT_S = 300.0
+_LOAD_TIMEOUT_S = 1800.0  # of a gang: hundreds of gigabytes are read twice, once for their digest
 _PROGRESS_TIMEOUT_S = 2.0
 _KNOCK_TIMEOUT_S = 10.0
 _SECOND_S = 1.0
 _MOST_REPLACEMENTS_IN_A_ROW = 5
-
-
-@dataclass(slots=True)
-class _Replica:
-    actor: Any
-    ready: bool = False
-    task: ray.ObjectRef[Any] | None = None
 
 
 class RayBackend:
@@ -52,16 +41,34 @@ class RayBackend:
         config: What every worker is told.
         address: Address of a cluster, or None for an embedded Ray on this machine.
         replicas, cpus, gpus: As the spec says; None for auto.
+        ranks: Processes that hold one model together.
+        rank_bytes: Memory of a node that each of them takes at least; 0 counts none.
+        rank_timeout_s: How long a silent one of them is waited for.
+        placement_timeout_s: How long the job waits for room where no replica of several ranks has any.
     """
 
     def __init__(
-        self, config: WorkerConfig, *, address: str | None, replicas: int | None, cpus: int | None, gpus: int | None
+        self,
+        config: WorkerConfig,
+        *,
+        address: str | None,
+        replicas: int | None,
+        cpus: int | None,
+        gpus: int | None,
+        ranks: int,
+        rank_bytes: int,
+        rank_timeout_s: float,
+        placement_timeout_s: float,
     ) -> None:
         self._config = config
         self._address = address
         self._wanted = (replicas, cpus, gpus)
+        self._ranks = ranks
+        self._rank_bytes = rank_bytes
+        self._rank_timeout_s = rank_timeout_s
+        self._placement_timeout_s = placement_timeout_s
         self._placement: Placement | None = None
-        self._replicas: dict[int, _Replica] = {}
+        self._replicas: dict[int, Replica] = {}
         self._connected_here = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._losses_in_a_row = 0
@@ -69,15 +76,10 @@ class RayBackend:
     def start(self) -> int:
         """Connect and start the replicas; returns once the first is ready."""
         self._connect()
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        replicas, cpus, gpus = self._wanted
-        self._placement = place_replicas(nodes, replicas, cpus, gpus, device=self._config.model.device)
-        _log.info(
-            "placing %d replicas of %d CPUs, %d GPUs",
-            self._placement.replicas,
-            self._placement.cpus,
-            self._placement.gpus,
+        self._placement = place_replicas(
+            _nodes(), *self._wanted, device=self._config.model.device, ranks=self._ranks, rank_bytes=self._rank_bytes
         )
+        _log.info("placing %d replicas of %s", self._placement.replicas, self._placement.size)
         for number in range(self._placement.replicas):
             self._replicas[number] = self._launch()
         self._wait_for_first()
@@ -94,12 +96,12 @@ class RayBackend:
                 self._init()
         except RayAuthenticationError as error:
             raise AuthenticationError(
-                f"the Ray cluster refused us ({_first_line(error)}): `{self._address}`",
+                f"the Ray cluster refused us ({first_line(error)}): `{self._address}`",
                 hint="give this process the cluster's token (RAY_AUTH_MODE, RAY_AUTH_TOKEN)",
             ) from error
         except (ConnectionError, RayError, RuntimeError, ValueError, OSError) as error:
             raise InfrastructureError(
-                f"cannot connect to Ray ({_first_line(error)}): `{self._address or 'local'}`",
+                f"cannot connect to Ray ({first_line(error)}): `{self._address or 'local'}`",
                 hint="check ray.address, or leave it out for an embedded Ray",
             ) from error
         self._connected_here = True
@@ -111,35 +113,28 @@ class RayBackend:
             return
         start_embedded_ray()
 
-    def _launch(self) -> _Replica:
-        from workers.actor import WorkerActor
-
+    def _launch(self) -> Replica:
         assert self._placement is not None
-        actor_class = ray.remote(WorkerActor).options(
-            num_cpus=self._placement.cpus,
-            num_gpus=self._placement.gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=2,
-        )
-        actor: Any = actor_class.remote(self._placement.configure(self._config))
-        return _Replica(actor, task=actor.load.remote())
+        if self._ranks == 1:
+            return start_worker(self._config, self._placement)
+        return start_gang(self._config, self._placement, self._rank_timeout_s)
 
     def _wait_for_first(self) -> None:
-        deadline = time.monotonic() + _READY_TIMEOUT_S
+        seconds = _READY_TIMEOUT_S if self._ranks == 1 else self._placement_timeout_s + _LOAD_TIMEOUT_S
+        deadline = time.monotonic() + seconds
         while not any(replica.ready for replica in self._replicas.values()):
             for event in self.wait(_SECOND_S):
                 if isinstance(event, Errored):
                     raise event.error
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"no worker was placed and loaded within seconds: `{_READY_TIMEOUT_S:.0f}`",
+                    f"no worker was placed and loaded within seconds: `{seconds:.0f}`",
                     hint="see `ray status`: are the CPUs or GPUs taken by others?",
                 )
 
     def idle(self) -> list[int]:
         """See `jobs.backend.Backend.idle`."""
-        return [number for number, replica in self._replicas.items() if replica.ready and replica.task is None]
+        return [number for number, replica in self._replicas.items() if replica.idle]
 
     def assign(self, replica: int, assignment: Assignment) -> None:
         """See `jobs.backend.Backend.assign`."""
@@ -147,46 +142,81 @@ class RayBackend:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """See `jobs.backend.Backend.wait`."""
-        tasks = {replica.task: number for number, replica in self._replicas.items() if replica.task is not None}
-        if not tasks:
+        events = self._overdue()
+        awaited = {ref: number for number, replica in self._replicas.items() for ref in replica.awaited}
+        if not awaited:
             time.sleep(min(timeout_s, _SECOND_S))
-            return []
-        done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=0)
-        if not done:
-            done, _ = ray.wait(list(tasks), num_returns=1, timeout=timeout_s)
-        return [event for task in done if (event := self._collect(tasks[task])) is not None]
+            return events
+        done, _ = ray.wait(list(awaited), num_returns=len(awaited), timeout=0)
+        if not done and not events:
+            done, _ = ray.wait(list(awaited), num_returns=1, timeout=timeout_s)
+        for ref in done:
+            if ref in self._replicas[awaited[ref]].awaited:  # else of one that has been replaced since
+                event = self._collect(awaited[ref], ref)
+                events += [] if event is None else [event]
+        return events
 
-    def _collect(self, number: int) -> Event | None:
+    def _collect(self, number: int, ref: ray.ObjectRef[Any]) -> Event | None:
         replica = self._replicas[number]
-        was_ready = replica.ready
-        assert replica.task is not None
+        if replica.gang is not None and ref == replica.gang.placing:
+            replica.gang.note_placed()
+            return None
         try:
-            answer = ray.get(replica.task)
+            answer = ray.get(ref)
         except RayTaskError as error:
+            if ref != replica.task or isinstance(error.cause, GroupLostError):
+                return self._lost(number, error)
             replica.task = None
             return Errored(number, error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:
-            return self._lost(number, error, was_ready)
+            return self._lost(number, error)
+        if ref != replica.task:
+            return self._lost(number, GroupLostError("a rank has stopped following"))
         replica.task = None
         self._losses_in_a_row = 0
-        if was_ready:
+        if replica.ready:
             return Finished(number, answer)
         replica.ready = True
         return None
 
-    def _lost(self, number: int, error: RayError, was_ready: bool) -> Event:
-        reason = f"the worker died ({_first_line(error)})"
-        _log.warning("replica=%d %s; starting another", number, reason)
+    def _lost(self, number: int, error: Exception) -> Event:
+        replica = self._replicas[number]
+        loss = replica.explain_loss(error)
+        _log.warning("replica=%d %s; starting another", number, loss.reason)
+        replica.kill()
         self._losses_in_a_row += 1
-        if self._losses_in_a_row > _MOST_REPLACEMENTS_IN_A_ROW * len(self._replicas) and not was_ready:
-            return Errored(number, InfrastructureError(f"workers keep dying before they are ready: `{reason}`"))
-        with contextlib.suppress(RayError, ValueError):
-            ray.kill(self._replicas[number].actor, no_restart=True)
+        if not replica.ready and loss.stop is not None:
+            return Errored(number, loss.stop)
+        if self._losses_in_a_row > _MOST_REPLACEMENTS_IN_A_ROW * len(self._replicas) and not replica.ready:
+            return Errored(number, InfrastructureError(f"workers keep dying before they are ready: `{loss.reason}`"))
         self._replicas[number] = self._launch()
-        blameless = (
-            isinstance(error, ActorUnavailableError | NodeDiedError) or "node" in str(error).lower().split(".")[0]
+        return Died(number, loss.reason, loss.blameless)
+
+    def _overdue(self) -> list[Event]:
+        """The end of the job where no gang has had room for too long, and gangs that took too long to load."""
+        now, gangs = time.monotonic(), {n: one.gang for n, one in self._replicas.items() if one.gang is not None}
+        if gangs and all(gang.placing is not None for gang in gangs.values()):
+            number, last = max(gangs.items(), key=lambda item: item[1].asked_at)
+            if now > last.asked_at + self._placement_timeout_s:
+                return [Errored(number, self._no_room())]
+        slow = [
+            number
+            for number, gang in gangs.items()
+            if gang.placed_at is not None
+            and now > gang.placed_at + _LOAD_TIMEOUT_S
+            and not self._replicas[number].ready
+        ]
+        told = GroupLostError(f"it did not load within {_LOAD_TIMEOUT_S:.0f} s")
+        return [self._lost(number, told) for number in slow]
+
+    def _no_room(self) -> InfrastructureError:
+        assert self._placement is not None
+        nodes = describe_nodes(list(answering_nodes().values()))
+        return InfrastructureError(
+            f"no node had room for {self._placement.size} within {self._placement_timeout_s:g} s; "
+            f"the nodes have, taken or free: `{nodes}`",
+            hint="see `ray status`: what holds them, and which nodes are gone?",
         )
-        return Died(number, reason, blameless)
 
     def totals(self) -> RunningTotals:
         """See `jobs.backend.Backend.totals`."""
@@ -200,10 +230,9 @@ class RayBackend:
         return RunningTotals(0, 0)
 
     def stop(self) -> None:
-        """Kill every actor of ours; an embedded Ray goes too."""
+        """Kill every actor of ours and give back every placement group; an embedded Ray goes too."""
         for replica in self._replicas.values():
-            with contextlib.suppress(RayError, ValueError):
-                ray.kill(replica.actor, no_restart=True)
+            replica.kill()
         self._replicas.clear()
         if self._connected_here:
             ray.shutdown()
@@ -224,6 +253,6 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+def _nodes() -> list[dict[str, float]]:
+    """Resources of each live node."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]

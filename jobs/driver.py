@@ -23,6 +23,7 @@ from jobs.progress import ProgressListener
 from jobs.report import JobReport, Run, build_report
 from jobs.run import ShardRunner, Todo
 from jobs.spec import JobSpec
+from jobs.split import rank_bytes
 from sharding import layout
 from sharding.commit import promote_pending, read_receipts, remove_orphans, seal_job
 from sharding.failpoints import failpoint
@@ -56,9 +57,11 @@ def run_job(
     Raises:
         StopJob: The job cannot go on; see `jobs.errors` for the kinds.
     """
+    if backend is not None:
+        spec = spec.model_copy(update={"backend": backend})
     prepared = prepare_job(spec)
     output = prepared.output
-    if read_plan(output) is None:
+    if not output.exists(layout.PLAN):
         check_empty(output)
     with (
         Interrupts() as interrupts,
@@ -86,7 +89,7 @@ def run_job(
                 interrupts=interrupts,
                 on_progress=on_progress,
             )
-            run = runner.run(_make_backend(spec, prepared, backend or spec.backend))
+            run = runner.run(_make_backend(spec, prepared))
         report = build_report(
             plan,
             output.uri,
@@ -119,10 +122,10 @@ def _todo(plan: ShardPlan, receipts: Mapping[int, ShardReceipt], *, retry_failed
     return todo
 
 
-def _make_backend(spec: JobSpec, prepared: PreparedJob, kind: Literal["ray", "local"]) -> Backend:
+def _make_backend(spec: JobSpec, prepared: PreparedJob) -> Backend:
     workers = spec.workers
     threads = None if workers.cpus == "auto" else workers.cpus
-    if kind == "local":
+    if spec.backend == "local":
         from jobs.local import LocalBackend
 
         return LocalBackend(replace(prepared.worker_config, threads=threads))
@@ -137,6 +140,10 @@ def _make_backend(spec: JobSpec, prepared: PreparedJob, kind: Literal["ray", "lo
         replicas=None if workers.replicas == "auto" else workers.replicas,
         cpus=threads,
         gpus=None if workers.gpus == "auto" else workers.gpus,
+        ranks=spec.model.tensor_parallel,
+        rank_bytes=rank_bytes(spec, prepared.model.path, prepared.info, prepared.worker_config),
+        rank_timeout_s=workers.rank_timeout_s,
+        placement_timeout_s=spec.ray.placement_timeout_s,
     )
 
 

@@ -17,7 +17,8 @@ CandelabraError                      sharding/errors.py
 │   │   └── DiskFullError            5
 │   └── NotFoundError                6   input, job or model that is not there
 ├── RetryShard                       another attempt; after the last one the shard is failed and the job ends with 1
-│   └── StorageError
+│   ├── StorageError
+│   └── GroupLostError               counts as a worker's death; another group is made
 └── RecordRow                        one row: null result, this text in `error`
 """
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from jobs.spec import JobSpec
+from jobs.split import check_tensor_parallel
 from sharding.errors import InfrastructureError, InputError
 from sharding.find import finds
 from sharding.layout import part_name
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _log = logging.getLogger(__name__)
-_BUDGET_TOKENS = 16_384
-_STEP_TOKENS = 512
-_GENERATE_ROWS = 64
+BUDGET_TOKENS = 16_384
+STEP_TOKENS = 512
+GENERATE_ROWS = 64
 _MAIN_COLUMNS = {"embed": "embedding", "classify": "label", "rerank": "score", "generate": "text", "score": "score"}
 
 
@@ -69,6 +70,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     model = _resolve(spec)
     likelihood = spec.task.by_likelihood
     info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling, by_likelihood=likelihood)
+    check_tensor_parallel(spec, model.path)
     task, notes = _decide_task(spec, model, info)
     if likelihood:
         from jobs.prepare_decoder import check_decoder, decide_decoder
@@ -104,9 +106,9 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         output_schema=output_schema,
         result_columns=results,
         threads=None,
-        budget_tokens=_BUDGET_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
-        step_tokens=_STEP_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
-        generate_rows=_GENERATE_ROWS if batch.rows == "auto" else batch.rows,
+        budget_tokens=BUDGET_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
+        step_tokens=STEP_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
+        generate_rows=GENERATE_ROWS if batch.rows == "auto" else batch.rows,
         cache_bytes=None if batch.cache_bytes == "auto" else batch.cache_bytes,
     )
     return PreparedJob(spec, output, listing, model, info, plan, worker_config)

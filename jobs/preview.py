@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from jobs.prepare import PreparedJob, prepare_job
 from jobs.spec import JobSpec
+from jobs.split import Dimensions, Load, SplitPlan, describe_replicas, place_here, plan_split, rank_bytes
 from sharding.errors import RecordRow
 from sharding.plan_file import read_plan
 from workers.batch import batch_tokens, row_lengths
@@ -48,6 +49,8 @@ class JobPreview:
         token_histogram: Upper bound of each bin in tokens (as text; `more` for the last), and rows of the sample in it.
         tokens_per_s: Pace of one replica on this machine, in tokens (generate: of prompts and new ones together).
         estimated_s: One replica's time for all rows (generate: if every text is as long as it may be).
+        split: What a rank holds, with `model.tensor_parallel` above 1.
+        replicas: Likewise, how many replicas of how many ranks there would be.
     """
 
     job: str
@@ -72,6 +75,8 @@ class JobPreview:
     output_bytes: int
     replica_memory_bytes: int
     hazards: tuple[str, ...]
+    split: SplitPlan | None
+    replicas: str | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `--json` shows it."""
@@ -83,9 +88,15 @@ def preview_job(spec: JobSpec) -> JobPreview:
 
     Raises:
         StopJob: As `jobs.prepare.prepare_job`.
+        InfrastructureError: The ranks of a split model do not fit this machine, where they would run.
     """
     prepared = prepare_job(spec)
     plan, config, info = prepared.plan, prepared.worker_config, prepared.info
+    split, replicas, ranks = None, None, spec.model.tensor_parallel
+    if ranks > 1:
+        least = rank_bytes(spec, prepared.model.path, info, config)
+        replicas = describe_replicas(spec, place_here(spec, config.model.device, least))
+        split = plan_split(Dimensions.of_model(prepared.model.path, info), Load.of_job(config), ranks)
     sample = _sample(prepared)
     lengths = sample.lengths
     mean = float(lengths.mean()) if len(lengths) else 0.0
@@ -118,11 +129,13 @@ def preview_job(spec: JobSpec) -> JobPreview:
         tokens_per_s=round(pace, 1),
         estimated_s=round(plan.rows * row_tokens / pace, 1) if pace else 0.0,
         output_bytes=plan.rows * (per_row + _FACT_BYTES) + sum(file.size_bytes for file in plan.files),
-        replica_memory_bytes=_PROCESS_BYTES
+        replica_memory_bytes=_PROCESS_BYTES * ranks
         + info.weight_bytes
         + config.budget_tokens * info.hidden_size * 4
         + (config.cache_bytes or 0),
         hazards=tuple(_hazards(prepared, sample)),
+        split=split,
+        replicas=replicas,
     )
 
 

@@ -15,8 +15,10 @@ from jobs.progress import JobProgress, ProgressListener
 
 if TYPE_CHECKING:
     from jobs.doctor import Finding
+    from jobs.paper import PaperPreview
     from jobs.preview import JobPreview
     from jobs.report import JobReport
+    from jobs.split import SplitPlan
     from jobs.status import JobStatus
 
 _MOST_ERRORS = 10
@@ -91,9 +93,39 @@ def render_preview(preview: JobPreview) -> None:
     table.add_row("output", f"{preview.output}, about {_size(preview.output_bytes)}")
     table.add_row("columns", ", ".join(preview.columns))
     table.add_row("memory", f"about {_size(preview.replica_memory_bytes)} per replica")
+    if preview.split is not None:
+        table.add_row("replicas", preview.replicas)
+        _add_split(table, preview.split)
     console.print(table)
     for hazard in preview.hazards:
         console.print(f"  ! {hazard}", markup=False)
+
+
+def render_paper(preview: PaperPreview) -> None:
+    """A plan without weights, on stdout."""
+    console = Console()
+    table = Table(title=f"{preview.job}: plan without weights", title_justify="left", show_header=False)
+    table.add_row("model", f"{preview.model} ({preview.architecture}, {preview.dtype})")
+    table.add_row("replicas", preview.replicas)
+    _add_split(table, preview.split)
+    console.print(table)
+    for hazard in preview.hazards:
+        console.print(f"  ! {hazard}", markup=False)
+
+
+def _add_split(table: Table, split: SplitPlan) -> None:
+    table.add_row("weights", f"{split.rank_weight_bytes:,} bytes per rank, of {split.weight_bytes:,} bytes in all")
+    table.add_row("cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in float32")
+    table.add_row("memory", f"{split.rank_bytes:,} bytes per rank at least: weights, work, the longest row's cache")
+    for gigabytes, tokens in split.cache_tokens.items():
+        room = "does not fit" if tokens is None else f"{tokens:,} tokens of cache fit beside the weights"
+        table.add_row(f"{gigabytes} GB", room)
+    if split.all_reduces:
+        told = f"{split.all_reduces} of {split.all_reduce_bytes:,} bytes for each token of a step, in float32"
+        table.add_row("all-reduces", told)
+    if split.ranks > 1 and split.one_device_gb is not None:
+        whole = f"a device of {split.one_device_gb} GB holds the whole model:"
+        table.add_row("", f"{whole} there, model.tensor_parallel: 1 and more replicas do more rows per second")
 
 
 def render_status(status: JobStatus) -> None:

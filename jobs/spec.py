@@ -48,7 +48,9 @@ class ModelSpec(Section):
         "of 0.9999 to the exact ones.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where build and machine have one.")
-    tensor_parallel: Literal[1] = Field(1, description="Devices that share one model.")
+    tensor_parallel: Annotated[int, Field(ge=1)] = Field(
+        1, description="Ranks that share one model, each a process with its own CPUs or GPU, all on one node."
+    )
 
 
 class InputSpec(Section):
@@ -88,8 +90,11 @@ class WorkersSpec(Section):
     """The pool of model replicas."""
 
     replicas: AutoCount = Field("auto", description="Copies of the model; auto: as many as the cluster has room for.")
-    cpus: AutoCount = Field("auto", description="CPUs of one replica; auto: up to 8 of a node. Also its threads.")
-    gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPUs of one replica.")
+    cpus: AutoCount = Field("auto", description="CPUs of each rank of a replica; auto: up to 8. Also its threads.")
+    gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPUs of each rank of a replica.")
+    rank_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        60.0, description="model.tensor_parallel: a rank that is silent for so long is lost, and its replica with it."
+    )
     max_attempts: Annotated[int, Field(ge=1)] = Field(3, description="Tries of a shard before it counts as failed.")
 
 
@@ -117,6 +122,9 @@ class RaySpec(Section):
     """Which Ray cluster."""
 
     address: str | None = Field(None, description="null: an embedded Ray on this machine; else a cluster's address.")
+    placement_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        300.0, description="model.tensor_parallel: so long a job waits where no node has room for a replica's ranks."
+    )
 
 
 class JobSpec(Section):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("sharding", "workers", "jobs")  # each may import itself and those before it
 OWN = {*LAYERS, "benchmarks", "tests"}
 ONLY_HERE = {
-    "ray": ("jobs/cluster.py", "jobs/embedded_ray.py", "workers/actor.py"),
+    "ray": ("jobs/cluster.py", "jobs/embedded_ray.py", "jobs/replica.py", "workers/actor.py"),
     "candle_py": ("workers/engine/candle.py",),
     "obstore": ("sharding/storage*",),
     "pyarrow.fs": ("sharding/storage*",),

@@ -129,6 +129,25 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RankConfig:
+    """The place of one process among those that hold a model together.
+
+    Attributes:
+        rank: Which; 0 reads, decides and writes.
+        world: Of how many.
+        address: Where rank 0 listens, `host:port`.
+        token: Secret of this group.
+        timeout_s: How long a silent rank is waited for.
+    """
+
+    rank: int
+    world: int
+    address: str
+    token: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """Everything a worker needs that does not change from shard to shard.
 

@@ -5,11 +5,13 @@ StopJob
 │   └── ModelError      a model folder that cannot be used: a file missing, broken, or at odds with another
 └── InfrastructureError
     └── HubError        the Hub or its mirror cannot be reached, or keeps failing
+RetryShard
+└── GroupLostError      a rank of the group that holds the model is gone or silent; the group is over
 """
 
 from __future__ import annotations
 
-from sharding.errors import InfrastructureError, InputError
+from sharding.errors import InfrastructureError, InputError, RetryShard
 
 
 class ModelError(InputError):
@@ -18,3 +20,7 @@ class ModelError(InputError):
 
 class HubError(InfrastructureError):
     """The Hub (or the mirror named by `HF_ENDPOINT`) does not answer, or answers with a failure of its own."""
+
+
+class GroupLostError(RetryShard):
+    """A rank of the group that holds the model is gone, silent or out of step: nobody computes with it any more."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sharding.errors import DriftError, InputError
 from sharding.storage import open_storage
-from workers.config import Assignment, ShardResult, TaskConfig, WorkerConfig
+from workers.config import Assignment, RankConfig, ShardResult, TaskConfig, WorkerConfig
 from workers.engine.fake import FakeCodec, FakeTokenizer, fake_folder, is_fake
 from workers.engine.load import load_engine
 from workers.pipeline import ShardTools, run_shard
@@ -26,17 +26,23 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Loads once, runs many shards."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        """Resolve, check and load the model.
+    def __init__(self, config: WorkerConfig, path: Path | None = None, rank: RankConfig | None = None) -> None:
+        """Load the model.
+
+        Args:
+            config: The job's settings.
+            path: Where the model is, as `locate_model` says; None looks for it now.
+            rank: Rank 0's place, where several processes hold the model together; see `jobs.replica`.
 
         Raises:
             DriftError: The model found here is not the planned one.
             ModelError: It cannot be loaded.
             InfrastructureError: The device is not there.
+            GroupLostError: Another rank is gone, or could not load the model.
         """
         self._config = config
         model = config.model
-        path = _checked_model_path(config)
+        path = locate_model(config) if path is None else path
         tokenizer = load_tokenizer(model.source, path, config.task)
         engine = load_engine(
             model.source,
@@ -46,6 +52,7 @@ class Worker:
             dtype=model.dtype,
             threads=config.threads,
             skip_tokens=0 if config.task.include_prompt else tokenizer.prompt_tokens,
+            rank=rank,
         )
         constraint = load_constraint(model.source, path, config.task, engine.info.vocab_size)
         self._tools = ShardTools(engine, tokenizer, open_storage(config.output_uri), constraint=constraint)
@@ -122,7 +129,13 @@ def load_constraint(source: str, path: Path, task: TaskConfig, vocab_size: int) 
     return SchemaConstraint(task.decoder.json_schema, files.tokenizer, vocab_size, task.decoder.sampling.stop_ids)
 
 
-def _checked_model_path(config: WorkerConfig) -> Path:
+def locate_model(config: WorkerConfig) -> Path:
+    """Find the planned model on this node.
+
+    Raises:
+        DriftError: The model found here is not the planned one.
+        NotFoundError: There is none.
+    """
     from workers.model.resolve import resolve_model
 
     model = config.model

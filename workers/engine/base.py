@@ -25,7 +25,8 @@ class EngineInfo:
         pooling: Pooling modes that the model's own files ask for, joined by `+`, or None when they say nothing.
         normalize: The model's own files list a Normalize module.
         include_prompt: The prompt's tokens take part in pooling.
-        weight_bytes: Size of the weights in memory.
+        weight_bytes: Size of the weights in memory, held in float32.
+        kv_heads, head_dim: Keys and values of a token in one layer are so many heads of so many numbers; 0: no cache.
     """
 
     architecture: str
@@ -41,6 +42,8 @@ class EngineInfo:
     dtype: str
     device: str
     weight_bytes: int
+    kv_heads: int = 0
+    head_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from sharding.errors import CandelabraError, InfrastructureError, InputError, RecordRow, RetryShard
 from workers.batch import TokenBatch
-from workers.config import TaskConfig, TaskKind
+from workers.config import RankConfig, TaskConfig, TaskKind
 from workers.engine.base import BatchOutput, EngineInfo, Event, Generator
-from workers.errors import ModelError
+from workers.errors import GroupLostError, ModelError
 from workers.likelihood import compute_likelihoods
 
 _BLOCK_TOKENS = 16
@@ -45,18 +45,38 @@ def inspect_candle(path: Path, kind: TaskKind, pooling: str, *, by_likelihood: b
         raise _translated(error) from error
 
 
+def check_split(path: Path, world: int) -> None:
+    """Check that a model can be split over so many ranks; no weight is loaded.
+
+    Raises:
+        InputError: It cannot; the hint names the numbers that work, or says that models of its kind are not split.
+        ModelError: It cannot be loaded at all.
+    """
+    try:
+        candle_py.inspect_rank(str(path), 0, world)
+    except candle_py.InputError as error:
+        raise InputError(f"{error}, with `model.tensor_parallel: {world}`", hint=error.hint) from error
+    except candle_py.EngineError as error:
+        raise _translated(error) from error
+
+
 class CandleEngine:
     """One model, loaded; see `workers.engine.base.Engine`."""
 
     def __init__(
-        self, path: Path, task: TaskConfig, *, device: str, dtype: str, threads: int | None, skip_tokens: int
+        self,
+        path: Path,
+        task: TaskConfig,
+        *,
+        device: str,
+        dtype: str,
+        threads: int | None,
+        skip_tokens: int,
+        rank: RankConfig | None = None,
     ) -> None:
         self._task = task
         self._skip_tokens = skip_tokens
-        try:
-            self._engine = candle_py.Engine.load(str(path), device=device, dtype=dtype, threads=threads)
-        except candle_py.EngineError as error:
-            raise _translated(error) from error
+        self._engine = _load(path, device, dtype, threads, rank)
         info = _info(self._engine.info, task.kind, task.decoder is not None)
         self._info = replace(info, width=task.width)
 
@@ -113,6 +133,32 @@ class CandleEngine:
     def _logprobs(self, ids: NDArray[np.uint32], offsets: NDArray[np.uint32]) -> NDArray[np.float32]:
         native: Any = self._engine
         return np.asarray(native.token_logprobs(ids, offsets))
+
+
+def follow_rank_0(path: Path, *, device: str, dtype: str, threads: int | None, rank: RankConfig) -> None:
+    """Load a rank's part of a model and work for rank 0 until that ends.
+
+    Raises:
+        GroupLostError: A rank is gone or silent.
+        ModelError: As `workers.engine.load.load_engine`.
+    """
+    engine = _load(path, device, dtype, threads, rank)
+    try:
+        engine.follow()
+    except candle_py.EngineError as error:
+        raise _translated(error, row=False) from error
+
+
+def _load(path: Path, device: str, dtype: str, threads: int | None, rank: RankConfig | None) -> candle_py.Engine:
+    try:
+        group = None
+        if rank is not None:
+            group = candle_py.TcpCommunicator(rank.rank, rank.world, [rank.address], rank.token, rank.timeout_s)
+        return candle_py.Engine.load(str(path), device=device, dtype=dtype, threads=threads, communicator=group)
+    except candle_py.InputError as error:
+        raise InputError(str(error), hint=error.hint) from error
+    except candle_py.EngineError as error:
+        raise _translated(error) from error
 
 
 class _Generator:
@@ -204,11 +250,18 @@ def _info(facts: dict[str, Any], kind: TaskKind, by_likelihood: bool) -> EngineI
         dtype=facts["dtype"],
         device=facts["device"],
         weight_bytes=facts["weight_bytes"],
+        kv_heads=facts["kv_heads"] if facts["kind"] == "decoder" else 0,
+        head_dim=facts["head_dim"] if facts["kind"] == "decoder" else 0,
     )
 
 
 def _translated(error: candle_py.EngineError, *, row: bool = True) -> CandelabraError:
     """The project's error for one of the engine's, by its kind; `row`: bad input is one row's."""
     message, hint = str(error), error.hint
-    kinds = {"model": ModelError, "input": RecordRow if row else RetryShard, "device": InfrastructureError}
+    kinds = {
+        "model": ModelError,
+        "input": RecordRow if row else RetryShard,
+        "device": InfrastructureError,
+        "communicator": GroupLostError,
+    }
     return kinds.get(error.kind, RetryShard)(message, hint=hint)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.config import TaskConfig, TaskKind
+from workers.config import RankConfig, TaskConfig, TaskKind
 from workers.engine.base import Engine, EngineInfo
 from workers.engine.fake import FakeEngine, is_fake
 
 
 def load_engine(
-    source: str, path: Path, task: TaskConfig, *, device: str, dtype: str, threads: int | None, skip_tokens: int = 0
+    source: str,
+    path: Path,
+    task: TaskConfig,
+    *,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    skip_tokens: int = 0,
+    rank: RankConfig | None = None,
 ) -> Engine:
     """Load a model for one kind of task.
 
@@ -22,16 +30,18 @@ def load_engine(
         dtype: `float32`, `bfloat16` or `float16`.
         threads: Engine threads, or None for all that this process may use.
         skip_tokens: Leading tokens of each row that pooling leaves out.
+        rank: Rank 0's place, for a model that several processes hold together.
 
     Raises:
         ModelError: The folder cannot be loaded.
         InfrastructureError: The device is not there, or the build cannot use it.
+        GroupLostError: Another rank is gone, or could not load the model.
     """
     if is_fake(source):
         return FakeEngine(source, task)
     from workers.engine.candle import CandleEngine
 
-    return CandleEngine(path, task, device=device, dtype=dtype, threads=threads, skip_tokens=skip_tokens)
+    return CandleEngine(path, task, device=device, dtype=dtype, threads=threads, skip_tokens=skip_tokens, rank=rank)
 
 
 def inspect_model(source: str, path: Path, kind: TaskKind, pooling: str, *, by_likelihood: bool = False) -> EngineInfo:

@@ -1,0 +1,243 @@
+"""What a model's split over ranks costs, for `plan`: memory of a rank, room for its cache, bytes between ranks.
+
+Arithmetic over sizes; loads and starts nothing. Estimates are of the engine as it is: keys, values and sums in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from pathlib import Path
+
+from jobs.placement import Placement, place_replicas
+from jobs.spec import JobSpec
+from sharding.errors import InfrastructureError, InputError
+from sharding.tensor import ModelSizes, rank_numbers
+from sharding.tensor_shapes import MODEL_TYPES, DecoderShapes, decoder_shapes
+from workers.config import DeviceKind, WorkerConfig
+from workers.devices import probe_cuda
+from workers.engine.base import EngineInfo
+from workers.engine.fake import is_fake
+from workers.limits import available_threads, memory_limit_bytes
+from workers.model.jsonfile import read_object
+from workers.model.layout import CONFIG, text_folder
+
+DEVICES_GB = (24, 40, 80, 141)
+_GB = 10**9
+_USABLE = 0.9
+"""Share of a device that is counted on; the rest is the runtime's and what lies between blocks."""
+_FLOAT_BYTES = 4
+_WIDTHS_AT_WORK = 8
+"""Rows of the hidden size that a token takes while it is computed, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """What the arithmetic needs of a model.
+
+    Attributes:
+        parameters: Numbers of the whole model.
+        decoder: Sizes and shapes, or None where only the rest is known: ranks then count as equal parts.
+    """
+
+    hidden_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    parameters: int
+    decoder: tuple[ModelSizes, Mapping[str, tuple[int, ...]]] | None
+
+    @classmethod
+    def of_shapes(cls, found: DecoderShapes) -> Dimensions:
+        """Those of a decoder whose config is known."""
+        sizes = found.sizes
+        return cls(
+            found.hidden_size,
+            found.layers,
+            sizes.kv_heads,
+            sizes.head_dim,
+            sizes.vocab_size,
+            sum(map(prod, found.shapes.values())),
+            (sizes, found.shapes),
+        )
+
+    @classmethod
+    def of_model(cls, path: Path, info: EngineInfo) -> Dimensions:
+        """Those of a model whose files are here."""
+        config = read_object(text_folder(path) / CONFIG) if path.is_dir() else {}
+        if config.get("model_type") in MODEL_TYPES:
+            return cls.of_shapes(decoder_shapes(config))
+        numbers = info.weight_bytes // _FLOAT_BYTES
+        return cls(info.hidden_size, info.layers, info.kv_heads, info.head_dim, info.vocab_size, numbers, None)
+
+    def numbers_of(self, ranks: int) -> int:
+        """Numbers of the rank that has most."""
+        if self.decoder is None:
+            return ceil(self.parameters / ranks)
+        sizes, shapes = self.decoder
+        return max(rank_numbers(shapes.items(), sizes, rank=rank, world=ranks) for rank in range(ranks))
+
+    def cache_token_bytes(self, ranks: int) -> int:
+        """Keys and values of one token on each rank."""
+        return 2 * self.layers * ceil(self.kv_heads / ranks) * self.head_dim * _FLOAT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a job keeps in memory beside the weights.
+
+    Attributes:
+        number_bytes: Bytes of a number of the weights.
+        step_tokens: Tokens that are computed at a time.
+        rows: Texts that grow at a time; 0 where none do.
+        row_tokens: Cache of the longest row, in tokens.
+        cache_bytes: Size of the cache, where the spec says.
+    """
+
+    number_bytes: int
+    step_tokens: int
+    rows: int
+    row_tokens: int
+    cache_bytes: int
+
+    @classmethod
+    def of_job(cls, config: WorkerConfig) -> Load:
+        """That of a prepared job."""
+        number_bytes = 2 if config.model.dtype == "bfloat16" else _FLOAT_BYTES
+        sampling = None if config.task.decoder is None else config.task.decoder.sampling
+        if config.task.decoder is None or sampling is None:
+            return cls(number_bytes, config.budget_tokens, 0, 0, 0)
+        row = min(config.task.max_tokens + sampling.max_new_tokens, config.task.decoder.max_positions)
+        return cls(
+            number_bytes, config.step_tokens, config.generate_rows, row * sampling.beams, config.cache_bytes or 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """A replica of several ranks on paper. Sizes are estimates, in bytes.
+
+    Attributes:
+        rank_weight_bytes: Weights of the rank that has most.
+        cache_token_bytes: Keys and values of one token on each rank.
+        rank_bytes: Weights, work and the smallest cache that the job can do with, on each rank.
+        cache_tokens: Size of a device in GB -> tokens of cache that fit beside the rest; None: the job does not fit.
+        all_reduces: Sums over the ranks for each step, which gives every running text one token.
+        all_reduce_bytes: Bytes of one of them for each token of the step.
+        one_device_gb: The smallest of these devices that holds the whole model; None: none does.
+    """
+
+    ranks: int
+    weight_bytes: int
+    rank_weight_bytes: int
+    cache_token_bytes: int
+    rank_bytes: int
+    cache_tokens: dict[str, int | None]
+    all_reduces: int
+    all_reduce_bytes: int
+    one_device_gb: int | None
+
+
+def plan_split(model: Dimensions, load: Load, ranks: int) -> SplitPlan:
+    """What a replica of so many ranks needs; `sharding.tensor.check_world` has passed.
+
+    Raises:
+        InfrastructureError: No device of `DEVICES_GB` holds a rank; the hint names numbers of ranks that fit one.
+    """
+    tokens = {gb: _cache_tokens(model, load, ranks, gb) for gb in DEVICES_GB}
+    if all(count is None for count in tokens.values()):
+        worlds = () if model.decoder is None else model.decoder[0].fitting_worlds()
+        fitting = [str(one) for one in worlds if _cache_tokens(model, load, one, DEVICES_GB[-1]) is not None]
+        raise InfrastructureError(
+            f"a rank needs {_needed(model, load, ranks) / _GB:.1f} GB and a tenth to spare, more than the largest "
+            f"device counted on has: `{DEVICES_GB[-1]} GB`",
+            hint=f"model.tensor_parallel that fits: {', '.join(fitting) or 'none'}; or a smaller cache, or bfloat16",
+        )
+    return SplitPlan(
+        ranks=ranks,
+        weight_bytes=model.parameters * load.number_bytes,
+        rank_weight_bytes=model.numbers_of(ranks) * load.number_bytes,
+        cache_token_bytes=model.cache_token_bytes(ranks),
+        rank_bytes=_needed(model, load, ranks),
+        cache_tokens={str(gb): count for gb, count in tokens.items()},
+        all_reduces=1 + 2 * model.layers if ranks > 1 else 0,
+        all_reduce_bytes=model.hidden_size * _FLOAT_BYTES if ranks > 1 else 0,
+        one_device_gb=next((gb for gb in DEVICES_GB if _cache_tokens(model, load, 1, gb) is not None), None),
+    )
+
+
+def check_tensor_parallel(spec: JobSpec, path: Path) -> None:
+    """Check that a job can split its model at all; that its ranks have room is the cluster's matter.
+
+    Raises:
+        InputError: It cannot: heads and sizes do not divide, or models of this kind, or this backend, are never split.
+    """
+    ranks = spec.model.tensor_parallel
+    if ranks == 1:
+        return
+    if spec.backend == "local":
+        raise InputError(
+            f"model.tensor_parallel above 1 needs `backend: ray`, which runs a process for each rank: `{ranks}`",
+            hint="leave backend out, or set model.tensor_parallel to 1",
+        )
+    if is_fake(spec.model.source):
+        raise InputError(f"model.tensor_parallel above 1 needs a model of a real kind: `{spec.model.source}`")
+    from workers.engine.candle import check_split
+
+    check_split(path, ranks)
+
+
+def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig) -> int:
+    """Memory of a node that each rank takes: its weights at least; 0 for whole models, and on GPUs."""
+    ranks = spec.model.tensor_parallel
+    if ranks == 1 or config.model.device != "cpu":
+        return 0
+    return Dimensions.of_model(path, info).numbers_of(ranks) * Load.of_job(config).number_bytes
+
+
+def place_here(spec: JobSpec, device: DeviceKind, rank_bytes: int) -> Placement | None:
+    """How replicas would be placed on this machine; None for a cluster, whose nodes only it knows.
+
+    Args:
+        spec: The job.
+        device: Where ranks compute.
+        rank_bytes: As the function of that name says.
+
+    Raises:
+        InfrastructureError: Not even one fits; the message says what is needed and what is here.
+    """
+    if spec.ray.address is not None:
+        return None
+    workers = spec.workers
+    here = {"CPU": available_threads(), "GPU": len(probe_cuda().gpus), "memory": memory_limit_bytes()}
+    replicas, cpus, gpus = (None if n == "auto" else n for n in (workers.replicas, workers.cpus, workers.gpus))
+    ranks = spec.model.tensor_parallel
+    return place_replicas([here], replicas, cpus, gpus, device=device, ranks=ranks, rank_bytes=rank_bytes)
+
+
+def describe_replicas(spec: JobSpec, placement: Placement | None) -> str:
+    """How many replicas of how many ranks a job has."""
+    ranks = spec.model.tensor_parallel
+    if placement is not None:
+        return f"{placement.replicas} here, each {placement.size}"
+    many = "as many as the cluster's nodes have room for" if spec.workers.replicas == "auto" else spec.workers.replicas
+    return f"{many}, each {ranks} ranks on one node; submit says at once if they do not fit"
+
+
+def _needed(model: Dimensions, load: Load, ranks: int) -> int:
+    cache = max(load.cache_bytes, load.row_tokens * model.cache_token_bytes(ranks))
+    return _beside_cache(model, load, ranks) + cache
+
+
+def _beside_cache(model: Dimensions, load: Load, ranks: int) -> int:
+    work = load.step_tokens * model.hidden_size * _WIDTHS_AT_WORK + load.rows * model.vocab_size * 2
+    return model.numbers_of(ranks) * load.number_bytes + work * _FLOAT_BYTES
+
+
+def _cache_tokens(model: Dimensions, load: Load, ranks: int, gb: int) -> int | None:
+    usable = int(gb * _GB * _USABLE)
+    if usable < _needed(model, load, ranks):
+        return None
+    return (usable - _beside_cache(model, load, ranks)) // max(1, model.cache_token_bytes(ranks))
