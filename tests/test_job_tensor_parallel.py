@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
+from engine_models import GOLDEN
 from gangs import GENERATE, Blows, prompts, rank_processes, wait_until, words, write_prompts, write_split_model
 from gguf_files import LLAMA, byte_level_metadata, llama_tensors, write_gguf
 from job_files import JobFiles, leftovers
@@ -102,6 +103,26 @@ def test_a_split_model_gives_the_dataset_of_the_whole_one(files: JobFiles, clust
         else:
             assert split[name] == whole[name], name
     assert sum(error is not None for error in split["error"]) >= 2
+    wait_until(nothing_is_held)
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "column"),
+    [
+        ("st-mean-dense", {"kind": "embed", "text": "doc"}, "embedding"),
+        ("text-cross-encoder", {"kind": "rerank", "query": "query", "text": "doc"}, "score"),
+    ],
+)
+def test_a_split_encoder_gives_the_dataset_of_the_whole_one(
+    files: JobFiles, cluster: None, model: str, task: dict[str, Any], column: str
+) -> None:
+    docs = [f"the {row}th of several texts, {'long ' * (row % 9)}" for row in range(60)]
+    files.write_input(pa.table({"doc": [*docs, None], "query": ["which of them?"] * 61}))
+    changes = SPLIT | {"task": task, "model__source": str(GOLDEN / model)}
+    whole = dataset(files, "whole", **changes | {"backend": "local", "model__tensor_parallel": 1})
+    split = dataset(files, "split", **changes)
+    assert_close(split.pop(column), whole.pop(column), VECTOR_TOLERANCE)
+    assert split == whole
     wait_until(nothing_is_held)
 
 

@@ -168,7 +168,10 @@ def test_ranks_without_room_on_this_machine_are_refused_by_plan_with_need_and_ha
     ("changes", "message"),
     [
         ({"model__source": "MODEL", "model__tensor_parallel": 3}, "split over so many ranks: `3`"),
-        ({"model__source": str(GOLDEN / "st-mean-dense")}, "only decoders are split over ranks: `BertModel`"),
+        (
+            {"model__source": str(GOLDEN / "st-mean-dense"), "model__tensor_parallel": 3},
+            "of 4 heads, 4 key/value heads",
+        ),
         ({"model__source": "fake:8"}, "needs a model of a real kind: `fake:8`"),
         ({"model__source": "MODEL", "backend": "local"}, "needs `backend: ray`"),
     ],

@@ -329,9 +329,9 @@ def inspect_rank(
 ) -> dict[str, tuple[int | None, int, int, int] | None]:
     """Tell which part of every tensor a rank of a split model loads, from the headers of its weights.
 
-    Values: axis, start, stop (exclusive), and the number of equal blocks along the axis of each of which these places are
-    meant (1 but for layers that stand one below the other in one tensor); axis None for a whole tensor; None for nothing
-    of it.
+    Values: axis, start, stop (exclusive), and the number of equal blocks along the axis of each of which these places
+    are meant (1 but for layers that stand one below the other in one tensor); axis None for a whole tensor; None for
+    nothing of it.
 
     Raises:
         ModelError: as of `Engine.load`.
