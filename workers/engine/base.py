@@ -148,6 +148,7 @@ class Engine(Protocol):
 
         Args:
             rows: Texts that grow at the same time.
-            cache_bytes: Size of the key/value cache; None leaves it to the engine.
+            cache_bytes: Size of the key/value cache, or what the task's longest text needs where that is more; None
+                leaves it to the engine.
             step_tokens: Most tokens that enter the model in one step.
         """

@@ -18,11 +18,6 @@ from workers.engine.base import BatchOutput, EngineInfo, Event, Generator
 from workers.errors import ModelError
 from workers.likelihood import compute_likelihoods
 
-_BLOCK_TOKENS = 16
-_FLOAT_BYTES = 4
-_ENGINES_CACHE_BYTES = 1 << 30
-"""The key/value cache that the engine makes unasked, at most."""
-
 
 def inspect_candle(path: Path, kind: TaskKind, pooling: str, *, by_likelihood: bool = False) -> EngineInfo:
     """Check a model folder and say what it holds; no weight is loaded.
@@ -89,26 +84,27 @@ class CandleEngine:
 
     def generator(self, *, rows: int, cache_bytes: int | None, step_tokens: int) -> Generator:
         """See `workers.engine.base.Engine.generator`."""
-        least = self._least_cache_bytes()
-        if cache_bytes is None and least > _ENGINES_CACHE_BYTES:
-            cache_bytes = least
-        elif cache_bytes is not None:
-            cache_bytes = max(cache_bytes, least)
+        longest_tokens, beams = self._longest_request()
         try:
             native: Any = self._engine
-            inner = native.generator(max_rows=rows, cache_bytes=cache_bytes, step_tokens=step_tokens)
+            inner = native.generator(
+                max_rows=rows,
+                cache_bytes=cache_bytes,
+                step_tokens=step_tokens,
+                longest_tokens=longest_tokens,
+                beams=beams,
+            )
         except candle_py.EngineError as error:
             raise _translated(error) from error
         return _Generator(inner)
 
-    def _least_cache_bytes(self) -> int:
-        """What the largest row of the task may need: a smaller cache would cost rows, not time."""
-        decoder, facts = self._task.decoder, self._engine.info
+    def _longest_request(self) -> tuple[int, int]:
+        """Tokens and beams of the largest text that the task may ask for: a smaller cache would cost rows, not time."""
+        decoder = self._task.decoder
         if decoder is None or decoder.sampling is None:
-            return 0
+            return 0, 1
         tokens = min(self._task.max_tokens + decoder.sampling.max_new_tokens, decoder.max_positions)
-        numbers = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"] * _BLOCK_TOKENS
-        return int(-(-tokens // _BLOCK_TOKENS) * decoder.sampling.beams * numbers * _FLOAT_BYTES)
+        return tokens, decoder.sampling.beams
 
     def _logprobs(self, ids: NDArray[np.uint32], offsets: NDArray[np.uint32]) -> NDArray[np.float32]:
         native: Any = self._engine
