@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -206,6 +206,10 @@ def _pace(prepared: PreparedJob, sample: _Sample) -> float:
 
 def _generating_pace(config: WorkerConfig, engine: Engine, sample: _Sample, rows: NDArray[np.int64]) -> float:
     """A few tokens for a few prompts, greedy and unconstrained: what sampling and masks add is little."""
+    decoder = config.task.decoder
+    assert decoder is not None, "a decoder task"
+    assert decoder.sampling is not None, "a task of kind generate"
+    greedy = replace(decoder.sampling, temperature=0.0, beams=1, stop_ids=())
     generator = engine.generator(
         rows=config.generate_rows, cache_bytes=config.cache_bytes, step_tokens=config.step_tokens
     )
@@ -213,9 +217,9 @@ def _generating_pace(config: WorkerConfig, engine: Engine, sample: _Sample, rows
     tokens, growing = 0, set()
     for row in rows.tolist():
         ids = sample.ids[sample.offsets[row] : sample.offsets[row + 1]].tolist()
-        room = config.task.decoder.max_positions - len(ids) if config.task.decoder else 1
+        room = decoder.max_positions - len(ids)
         with contextlib.suppress(RecordRow):
-            generator.add(row, ids, max_new_tokens=min(_TIMED_NEW_TOKENS, room))
+            generator.add(row, ids, greedy, max_new_tokens=min(_TIMED_NEW_TOKENS, room))
             growing.add(row)
             tokens += len(ids)
     while growing:

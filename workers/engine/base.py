@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.batch import TokenBatch
+from workers.config import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +94,21 @@ class Generator(Protocol):
         self,
         request_id: int,
         ids: Sequence[int],
+        sampling: Sampling,
         *,
         max_new_tokens: int,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
         seed: int = 0,
-        stop_ids: Sequence[int] = (),
-        beams: int = 1,
-        length_penalty: float = 1.0,
-        min_new_tokens: int = 0,
         constraint: Constraint | None = None,
     ) -> None:
         """Add a prompt.
+
+        Args:
+            request_id: The caller's, of no other text on its way.
+            ids: Tokens of the prompt.
+            sampling: How tokens are chosen. Its `n`, `seed` and `stop` are the caller's affair.
+            max_new_tokens: Room for new tokens, where that is less than the task's.
+            seed: Of this text's random numbers.
+            constraint: What its tokens have to keep to, or None.
 
         Raises:
             RecordRow: The model cannot take it.

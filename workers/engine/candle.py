@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from sharding.errors import CandelabraError, InfrastructureError, InputError, RecordRow, RetryShard
 from workers.batch import TokenBatch
-from workers.config import TaskConfig, TaskKind
-from workers.engine.base import BatchOutput, EngineInfo, Event, Generator
+from workers.config import Sampling, TaskConfig, TaskKind
+from workers.engine.base import BatchOutput, Constraint, EngineInfo, Event, Generator
 from workers.errors import ModelError
 from workers.likelihood import compute_likelihoods
 
@@ -117,10 +117,34 @@ class _Generator:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
-    def add(self, request_id: int, ids: Sequence[int], **options: Any) -> None:
+    def add(
+        self,
+        request_id: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int = 0,
+        constraint: Constraint | None = None,
+    ) -> None:
         """See `workers.engine.base.Generator.add`."""
         try:
-            self._inner.add(request_id, np.array(ids, np.uint32), **options)
+            self._inner.add(
+                request_id,
+                np.array(ids, np.uint32),
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=min(sampling.min_new_tokens, max_new_tokens),
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                repetition_penalty=sampling.repetition_penalty,
+                beams=sampling.beams,
+                length_penalty=sampling.length_penalty,
+                stop_ids=sampling.stop_ids,
+                seed=seed,
+                constraint=constraint,
+            )
         except candle_py.EngineError as error:
             raise _translated(error) from error
 
