@@ -169,7 +169,7 @@ def seal_job(
             hint="submit the same spec again to resume",
         )
     _check_receipts(storage, plan, receipts)
-    _check_parts(storage, receipts)
+    check_parts(storage, receipts)
     rows, row_errors = plan.rows, sum(receipt.row_errors for receipt in receipts.values())
     if row_errors > max_row_error_rate * rows:
         raise RowErrorLimitError(
@@ -221,7 +221,12 @@ def _check_receipts(storage: Storage, plan: ShardPlan, receipts: Mapping[int, Sh
             )
 
 
-def _check_parts(storage: Storage, receipts: Mapping[int, ShardReceipt]) -> None:
+def check_parts(storage: Storage, receipts: Mapping[int, ShardReceipt]) -> None:
+    """Checks that the folder shows the receipts' parts, whole by their size, and no other Parquet file.
+
+    Raises:
+        CorruptStateError: Naming the first part that is missing or has another size, or the first stranger.
+    """
     sizes = {entry.path: entry.size_bytes for entry in storage.list_folder().files}
     for receipt in receipts.values():
         if sizes.get(receipt.part) != receipt.size_bytes:
