@@ -5,14 +5,13 @@ Every `auto` is decided here, and everything that can be found wrong without com
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from jobs.identity import make_identity
 from jobs.spec import JobSpec
 from sharding.errors import InfrastructureError, InputError
 from sharding.find import finds
@@ -29,9 +28,6 @@ from workers.engine.load import inspect_model
 from workers.model.resolve import ModelLocation, resolve_model
 from workers.results import FACT_FIELDS, result_fields
 from workers.template import TextTemplate, is_text_type, parse_template
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _log = logging.getLogger(__name__)
 _BUDGET_TOKENS = 16_384
@@ -88,7 +84,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     )
     plan = make_plan(
         job=spec.name,
-        identity=_identity(spec, task, model_config, output_schema),
+        identity=make_identity(spec, task, model_config, output_schema),
         input_schema=listing.schema,
         output_schema=output_schema,
         files=listing.files,
@@ -266,32 +262,3 @@ def _decide_device(spec: JobSpec) -> DeviceKind:
         return "cpu"
     message, hint = obstacle
     raise InfrastructureError(f"{message}: `model.device: cuda`", hint=hint)
-
-
-def _flat(prefix: str, settings: DataclassInstance) -> dict[str, object]:
-    """Fields of nested settings by dotted name."""
-    found: dict[str, object] = {}
-    for name in settings.__dataclass_fields__:
-        value = getattr(settings, name)
-        found |= (
-            _flat(f"{prefix}.{name}", value)
-            if is_dataclass(value) and not isinstance(value, type)
-            else {f"{prefix}.{name}": value}
-        )
-    return found
-
-
-def _identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: pa.Schema) -> dict[str, str]:
-    """Every setting that decides the output's bytes, as text; a resumed job must agree with all of them."""
-    fields = _flat("task", task)
-    fields |= {
-        "model.revision": model.revision,
-        "model.digest": model.digest,
-        "model.dtype": model.dtype,
-        "output.schema": "; ".join(f"{field.name}: {field.type}" for field in schema),
-        "output.on_conflict": spec.output.on_conflict,
-        "sharding.target_rows": spec.sharding.target_rows,
-        "sharding.target_bytes": spec.sharding.target_bytes,
-        "candelabra": importlib.metadata.version("candelabra"),
-    }
-    return {name: str(value) for name, value in fields.items()}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import SpecError
+from jobs.identity import CHAT_DATE
 from jobs.spec import JobSpec
 from jobs.spec_task import TaskSpec
 from sharding.errors import InputError, RecordRow
@@ -119,7 +120,7 @@ def _look_at_template(
     from workers.prompts import make_chat_template
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    before = planned.get("task.decoder.chat_date", str(None))
+    before = planned.get(CHAT_DATE, str(None))
     dated = replace(decoder, chat_date=today if before == str(None) else before)
     template = make_chat_template(files, dated)
     notes: list[str] = []

@@ -145,7 +145,7 @@ def test_arguments_reach_the_template_and_are_pinned(files: JobFiles, tmp_path: 
     source = write_decoder(tmp_path / "model", template=template)
     task = {**TASK, "chat_template_args": {"enable_thinking": False, "more": [1, 2]}}
     assert prompts(files, source, task, "x")[0].endswith("no thoughts 2")
-    assert "enable_thinking" in prepared(files, source, task).plan.identity["task.decoder.chat_template_args"]
+    assert "enable_thinking" in prepared(files, source, task).plan.identity["task.chat_template_args"]
 
 
 def test_a_chat_that_is_too_long_loses_the_end_of_its_longest_message_and_no_mark(
@@ -182,11 +182,11 @@ def test_a_template_that_asks_for_the_day_sees_the_planned_one_on_resume_too(fil
     spec = files.spec(model__source=source, task=TASK)
     run_job(spec)
     plan = json.loads((files.out() / "_candelabra" / "plan.json").read_text())
-    day = plan["identity"]["task.decoder.chat_date"]
+    day = plan["identity"]["task.chat_date"]
     assert any(day in note for note in plan["notes"])
     assert run_job(spec).computed_rows == 0
     ready = prepare_job(spec)
-    decoder, notes = decide_decoder(spec, ready.model, ready.info, {"task.decoder.chat_date": "2020-01-02"})
+    decoder, notes = decide_decoder(spec, ready.model, ready.info, {"task.chat_date": "2020-01-02"})
     assert decoder.chat_date == "2020-01-02"
     assert any("2020-01-02" in note for note in notes)
 

@@ -198,21 +198,40 @@ def test_generating_several_equal_texts_is_refused(files: JobFiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "lines"),
     [
-        ({"generation": {"temperature": 0.5}}, "temperature"),
-        ({"generation": {"seed": 3}}, "seed"),
-        ({"generation": {"stop": "x"}}, "stop"),
-        ({"generation": {"max_new_tokens": 7}}, "max_new_tokens"),
-        ({"text": "<{doc}>"}, "text"),
+        ({"generation": {"temperature": 0.5}}, {"task.generation.temperature: plan `0.0`, now `0.5`"}),
+        ({"generation": {"seed": 3}}, {"task.generation.seed: plan `0`, now `3`"}),
+        ({"generation": {"stop": "x"}}, {"task.generation.stop: plan `()`, now `('x',)`"}),
+        ({"generation": {"stop_tokens": [5]}}, {"task.generation.stop_tokens: plan `(1,)`, now `(1, 5)`"}),
+        ({"generation": {"max_new_tokens": 7}}, {"task.generation.max_new_tokens: plan `256`, now `7`"}),
+        ({"text": "<{doc}>"}, {"task.text: plan `doc`, now `<{doc}>`"}),
     ],
 )
-def test_a_changed_setting_is_drift_and_names_it(files: JobFiles, change: dict[str, object], word: str) -> None:
+def test_a_changed_setting_is_drift_and_named_as_the_spec_names_it(
+    files: JobFiles, change: dict[str, object], lines: set[str]
+) -> None:
     files.write_input(sample_table(30))
     run_job(files.spec(task=TASK))
-    with pytest.raises(CandelabraError, match=word) as caught:
+    with pytest.raises(CandelabraError) as caught:
         run_job(files.spec(task={**TASK, **change}))
     assert exit_code_of(caught.value) == ExitCode.DRIFT
+    assert {line.strip() for line in str(caught.value).splitlines()[1:]} == lines
+
+
+def test_a_chat_made_of_the_text_is_named_by_the_text_and_messages_by_messages(files: JobFiles) -> None:
+    files.write_input(sample_table(30))
+    source = write_decoder(files.root / "model", template=CHATML)
+
+    def drift(task: dict[str, object]) -> set[str]:
+        with pytest.raises(CandelabraError) as caught:
+            run_job(files.spec(task=task, model__source=source))
+        return {line.strip().partition(":")[0] for line in str(caught.value).splitlines()[1:]}
+
+    run_job(files.spec(task=TASK, model__source=source))
+    assert drift({**TASK, "text": "<{doc}>"}) == {"task.text"}
+    assert drift({**TASK, "chat": False}) == {"task.chat", "task.generation.stop_tokens"}
+    assert "task.messages" in drift({"kind": "generate", "messages": [{"role": "user", "content": "{doc}"}]})
 
 
 @pytest.mark.parametrize(
