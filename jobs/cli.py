@@ -222,7 +222,9 @@ def gc(output: Output, as_json: Json = False) -> None:
     if as_json:
         _print_json(removed)
     else:
-        print(f"removed {len(removed)} files")
+        from sharding.words import counted
+
+        print(f"removed {counted(len(removed), 'file')}")
 
 
 @app.command()
@@ -257,7 +259,9 @@ def convert(
     if as_json:
         _print_json({"folder": str(target), "tensors": tensors})
     else:
-        print(f"wrote {target}: {tensors} tensors as safetensors")
+        from sharding.words import counted
+
+        print(f"wrote {target}: {counted(tensors, 'tensor')} as safetensors")
 
 
 @app.command()

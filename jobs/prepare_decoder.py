@@ -17,6 +17,7 @@ from jobs.identity import CHAT_DATE
 from jobs.spec import JobSpec
 from jobs.spec_task import TaskSpec
 from sharding.errors import InputError, RecordRow
+from sharding.words import counted
 from workers.config import DecoderConfig, Sampling, TaskConfig
 from workers.engine.base import EngineInfo
 from workers.engine.fake import END_ID
@@ -95,7 +96,7 @@ def _decide_chat(task: TaskSpec, files: DecoderFiles | None) -> tuple[tuple[tupl
         assert files is not None
         if task.messages is not None:
             messages = tuple((message.role, message.content) for message in task.messages)
-            return messages, [f"prompt: {len(messages)} messages through {files.chat_template_place}"]
+            return messages, [f"prompt: {counted(len(messages), 'message')} through {files.chat_template_place}"]
         return _as_user_message(task), [f"prompt: task.text as a user message through {files.chat_template_place}"]
     if not task.text:
         return (), ["prompt: none; the likelihood of task.answer alone"]

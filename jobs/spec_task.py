@@ -90,7 +90,9 @@ class GenerationSpec(Section):
         (), description="Strings that end a text, wherever tokens are cut; the text ends before them."
     )
     stop_tokens: tuple[Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)], ...] = Field(
-        (), description="Further tokens that end a text, as text (`<|im_end|>`) or id."
+        (),
+        description="Further tokens that end a text, as id or as the vocabulary writes them (`<|im_end|>`); any other "
+        "text goes into `stop`.",
     )
 
     @model_validator(mode="after")

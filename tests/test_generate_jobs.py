@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from pathlib import Path
 
@@ -331,9 +332,19 @@ def test_text_is_what_the_tokenizer_decodes_without_special_tokens(files: JobFil
     assert np.mean([len(text) for text in texts]) > 5
 
 
-def test_an_unknown_stop_token_is_told(files: JobFiles) -> None:
+@pytest.mark.parametrize(
+    ("token", "hint"),
+    [
+        ("<|nothing|>", "a stop token is an id"),
+        (" the", "the vocabulary spells this one `Ġthe`; a stop token is an id"),
+        (999_999, "a stop token is an id"),
+    ],
+)
+def test_an_unknown_stop_token_is_told_with_what_it_has_to_be(files: JobFiles, token: str | int, hint: str) -> None:
     files.write_input(sample_table(3))
     source = write_decoder(files.root / "model")
-    task = {**TASK, "generation": {"stop_tokens": ["<|nothing|>"]}}
-    with pytest.raises(InputError, match="nothing"):
+    task = {**TASK, "generation": {"stop_tokens": [token]}}
+    with pytest.raises(InputError, match=f"is no token of the model: `{re.escape(str(token))}`") as caught:
         run_job(files.spec(task=task, model__source=source))
+    assert str(caught.value.hint).startswith(hint)
+    assert "task.generation.stop" in str(caught.value.hint)
