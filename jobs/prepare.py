@@ -212,6 +212,7 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
         dimensions=asked.dimensions,
         width=asked.dimensions or info.width,
         max_tokens=max_tokens,
+        max_tokens_by="task.max_tokens" if max_tokens == requested else "the model's context",
         truncate=asked.truncate,
     )
     return task, notes

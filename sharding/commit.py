@@ -219,8 +219,8 @@ def _check_receipts(storage: Storage, plan: ShardPlan, receipts: Mapping[int, Sh
             raise CorruptStateError(f"a receipt names a part that the plan does not have: `{uri}`")
         if receipt.rows != plan.shards[index].rows:
             raise CorruptStateError(
-                f"a part has {counted(receipt.rows, 'row')} by its receipt, its shard "
-                f"{plan.shards[index].rows:,}: `{uri}`"
+                f"a part has {counted(receipt.rows, 'row')}, its shard {plan.shards[index].rows:,}, "
+                f"by the receipt: `{uri}`"
             )
 
 

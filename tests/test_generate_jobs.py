@@ -163,7 +163,11 @@ def test_a_prompt_beyond_the_context_is_cut_or_an_error_as_asked_and_the_finish_
     assert cut[1]["n_new_tokens"] in (1, 2)
     refused = generate(files, "refused", task={**TASK, "truncate": "error"})
     assert [row["finish_reason"] for row in refused] == ["error", cut[1]["finish_reason"], "stop"]
-    assert "more tokens than" in str(refused[0]["error"])
+    assert refused[0]["error"] == "the prompt has more tokens than the model's context allows: `600 of 511`"
+    short = generate(files, "short", task={**TASK, "truncate": "error", "max_tokens": 511})
+    assert short[0]["error"] == "the prompt has more tokens than task.max_tokens allows: `600 of 511`"
+    beyond = generate(files, "beyond", task={**TASK, "truncate": "error", "max_tokens": 9999})
+    assert beyond[0]["error"] == refused[0]["error"]
     few = generate(files, "few", task={**TASK, "max_tokens": 4})
     assert [row["n_tokens"] for row in few] == [4, 4, 1]
 
