@@ -22,6 +22,7 @@ from jobs.prepare import PreparedJob, prepare_job
 from jobs.progress import ProgressListener
 from jobs.report import JobReport, Run, build_report
 from jobs.run import ShardRunner, Todo
+from jobs.sample import check_sample
 from jobs.spec import JobSpec
 from sharding import layout
 from sharding.commit import promote_pending, read_receipts, remove_orphans, seal_job
@@ -60,6 +61,7 @@ def run_job(
     output = prepared.output
     if read_plan(output) is None:
         check_empty(output)
+        check_sample(prepared)
     with (
         Interrupts() as interrupts,
         LeaseKeeper(Lease.acquire(output, owner=spec.name, timeout_s=LEASE_TIMEOUT_S)) as keeper,
