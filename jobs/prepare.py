@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 
@@ -102,7 +103,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         threads=None,
         budget_tokens=_BUDGET_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
         step_tokens=_STEP_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
-        generate_rows=_GENERATE_ROWS if batch.rows == "auto" else batch.rows,
+        generate_rows=_decide_rows(batch.rows, task),
         cache_bytes=None if batch.cache_bytes == "auto" else batch.cache_bytes,
     )
     return PreparedJob(spec, output, listing, model, info, plan, worker_config)
@@ -216,6 +217,20 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
         truncate=asked.truncate,
     )
     return task, notes
+
+
+def _decide_rows(asked: int | Literal["auto"], task: TaskConfig) -> int:
+    """Texts that grow at the same time; each beam of a search is one."""
+    sampling = None if task.decoder is None else task.decoder.sampling
+    beams = 1 if sampling is None else sampling.beams
+    if asked == "auto":
+        return max(_GENERATE_ROWS, beams)
+    if asked < beams:
+        raise InputError(
+            f"each of the {beams} beams of a row takes a place, more than there are: `batch.rows: {asked}`",
+            hint="raise batch.rows, or lower task.generation.beams",
+        )
+    return asked
 
 
 def _output_schema(

@@ -86,13 +86,13 @@ def preview_job(spec: JobSpec) -> JobPreview:
         check_sample(prepared, sample)
     lengths = sample.lengths
     mean = float(lengths.mean()) if len(lengths) else 0.0
-    pace = _pace(prepared, sample) if len(lengths) else 0.0
+    pace, cache_bytes = _pace(prepared, sample) if len(lengths) else (0.0, config.cache_bytes or 0)
     per_row = 4 * config.task.width if config.task.kind == "embed" else _FACT_BYTES
     decoder = config.task.decoder
     sampling = None if decoder is None else decoder.sampling
     row_tokens = mean * _sequences(config)
     if sampling is not None:
-        row_tokens = (mean + sampling.max_new_tokens) * sampling.n
+        row_tokens = (mean + sampling.max_new_tokens * sampling.beams) * sampling.n
         per_row = sampling.n * (sampling.max_new_tokens * _TOKEN_BYTES + _FACT_BYTES)
     return JobPreview(
         job=plan.job,
@@ -118,12 +118,13 @@ def preview_job(spec: JobSpec) -> JobPreview:
         replica_memory_bytes=_PROCESS_BYTES
         + info.weight_bytes
         + config.budget_tokens * info.hidden_size * 4
-        + (config.cache_bytes or 0),
+        + cache_bytes,
         hazards=tuple(_hazards(prepared, sample, on_disk=on_disk)),
     )
 
 
-def _pace(prepared: PreparedJob, sample: RowSample) -> float:
+def _pace(prepared: PreparedJob, sample: RowSample) -> tuple[float, int]:
+    """Tokens per second of a replica on this machine, and bytes of its key/value cache."""
     config, model = prepared.worker_config, prepared.model
     engine = load_engine(
         model.source, model.path, config.task, device=config.model.device, dtype=config.model.dtype, threads=None
@@ -144,10 +145,12 @@ def _pace(prepared: PreparedJob, sample: RowSample) -> float:
     for batch in chosen:
         engine.forward(batch)
         tokens += len(batch.ids)
-    return tokens / (time.perf_counter() - started)
+    return tokens / (time.perf_counter() - started), 0
 
 
-def _generating_pace(config: WorkerConfig, engine: Engine, sample: RowSample, rows: NDArray[np.int64]) -> float:
+def _generating_pace(
+    config: WorkerConfig, engine: Engine, sample: RowSample, rows: NDArray[np.int64]
+) -> tuple[float, int]:
     """A few tokens for a few prompts, greedy and unconstrained: what sampling and masks add is little."""
     decoder = config.task.decoder
     assert decoder is not None, "a decoder task"
@@ -170,7 +173,7 @@ def _generating_pace(config: WorkerConfig, engine: Engine, sample: RowSample, ro
             tokens += len(event.ids)
             if event.finish is not None:
                 growing.discard(event.request_id)
-    return tokens / (time.perf_counter() - started)
+    return tokens / (time.perf_counter() - started), generator.cache_bytes
 
 
 def _sequences(config: WorkerConfig) -> int:

@@ -90,6 +90,10 @@ class Event(Protocol):
 class Generator(Protocol):
     """Texts that grow together, one token each in a step; more may be added at any time and wait for a place."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the key/value cache."""
+
     def add(
         self,
         request_id: int,

@@ -117,6 +117,12 @@ class _Generator:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
+    @property
+    def cache_bytes(self) -> int:
+        """See `workers.engine.base.Generator.cache_bytes`."""
+        stats = self._inner.stats
+        return int(stats["blocks"] * stats["block_bytes"])
+
     def add(
         self,
         request_id: int,

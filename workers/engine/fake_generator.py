@@ -64,6 +64,7 @@ class FakeGenerator:
         self._growing: list[_Text] = []
         self._waiting: deque[_Text] = deque()
         self.most_held = 0
+        self.cache_bytes = 0
 
     def add(
         self,
