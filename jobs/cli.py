@@ -110,7 +110,10 @@ def _show(found: Any, render: Callable[[Any], None], *, as_json: bool) -> None:
 @app.command()
 def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a spec, and print it with every default filled in. Looks at no data."""
+    from jobs.render import render_warnings
+
     job = _load(spec, overrides)
+    render_warnings(job)
     if as_json:
         _print_json(job.model_dump(mode="json"))
     else:
@@ -176,8 +179,9 @@ def retry_failed(
 def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) -> None:
     _log(verbose)
     from jobs.driver import run_job
-    from jobs.render import progress_display, render_report
+    from jobs.render import progress_display, render_report, render_warnings
 
+    render_warnings(spec)
     with progress_display(enabled=not as_json) as listener:
         report = run_job(spec, retry_failed=retry, on_progress=listener)
     _show(report, render_report, as_json=as_json)

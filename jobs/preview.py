@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.effects import settings_without_effect
 from jobs.prepare import PreparedJob, prepare_job
 from jobs.sample import RowSample, check_sample, sample_rows
 from jobs.spec import JobSpec
@@ -197,6 +198,8 @@ def _hazards(prepared: PreparedJob, sample: RowSample, *, on_disk: bool) -> list
     found = []
     if plan.rows == 0:
         found.append("the input has no rows: the output will be one empty part with the full schema")
+    decoder = prepared.worker_config.task.decoder
+    found += settings_without_effect(spec, None if decoder is None else decoder.sampling)
     if sample.nulls:
         share = _share(sample.nulls, sample.rows)
         found.append(f"{share:.1%} of the sampled rows have a null text: they become row errors")

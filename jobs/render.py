@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jobs.doctor import Finding
     from jobs.preview import JobPreview
     from jobs.report import JobReport
+    from jobs.spec import JobSpec
     from jobs.status import JobStatus
 
 _MOST_ERRORS = 10
@@ -76,6 +77,14 @@ def render_report(report: JobReport) -> None:
     for failed in report.failed_shards[:_MOST_ERRORS]:
         tries = counted(failed.attempts, "attempt")
         console.print(f"  shard {failed.shard} failed after {tries}: {failed.error}", markup=False)
+
+
+def render_warnings(spec: JobSpec) -> None:
+    """Settings without effect, on stderr."""
+    from jobs.effects import settings_without_effect
+
+    for line in settings_without_effect(spec):
+        Console(stderr=True).print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def render_preview(preview: JobPreview) -> None:

@@ -147,8 +147,6 @@ def decide_sampling(
     )
     _check(sampling)
     notes = [f"generation: {', '.join(values.notes)}", end_tokens.note]
-    if sampling.greedy and any(_given(value) for value in (asked["top_k"], asked["top_p"], asked["min_p"])):
-        notes.append("generation: top_k, top_p and min_p have no effect at temperature 0")
     return sampling, notes
 
 
