@@ -73,8 +73,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         on_disk = read_plan(output)
         decoder, said = decide_decoder(spec, model, info, on_disk.identity if on_disk else {})
         task = replace(task, decoder=decoder, width=len(decoder.labels) or info.width)
-        check_decoder(model, task, info)
-        notes += said
+        notes += said + check_decoder(model, task, info)
     for note in notes:
         _log.info("%s", note)
     output_schema, columns, results = _output_schema(spec, listing.schema, task)

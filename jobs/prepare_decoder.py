@@ -74,14 +74,19 @@ def decide_decoder(
     return decoder, notes
 
 
-def check_decoder(model: ModelLocation, task: TaskConfig, info: EngineInfo) -> None:
-    """Build once, and throw away, what every worker will build: prompts' tokenizer and schema.
+def check_decoder(model: ModelLocation, task: TaskConfig, info: EngineInfo) -> list[str]:
+    """Build once, try, and throw away what every worker will build: prompts' tokenizer and schema.
+
+    Returns:
+        Notes for the plan.
 
     Raises:
-        InputError: A label gives no token, the model has no chat template, the schema cannot be used.
+        InputError: A label gives no token or leaves no room, the model has no chat template, the schema cannot be used.
     """
     load_prompt_tokenizer(model.source, model.path, task)
-    load_constraint(model.source, model.path, task, info.vocab_size)
+    constraint = load_constraint(model.source, model.path, task, info.vocab_size)
+    doubt = None if constraint is None else constraint.rehearse()
+    return [] if doubt is None else [f"json_schema: {doubt}"]
 
 
 def _decide_chat(task: TaskSpec, files: DecoderFiles | None) -> tuple[tuple[tuple[str, str], ...], list[str]]:
