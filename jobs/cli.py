@@ -110,7 +110,10 @@ def _show(found: Any, render: Callable[[Any], None], *, as_json: bool) -> None:
 @app.command()
 def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a spec, and print it with every default filled in. Looks at no data."""
+    from jobs.render import render_warnings
+
     job = _load(spec, overrides)
+    render_warnings(job)
     if as_json:
         _print_json(job.model_dump(mode="json"))
     else:
@@ -181,8 +184,9 @@ def retry_failed(
 def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) -> None:
     _log(verbose)
     from jobs.driver import run_job
-    from jobs.render import progress_display, render_report
+    from jobs.render import progress_display, render_report, render_warnings
 
+    render_warnings(spec)
     with progress_display(enabled=not as_json) as listener:
         report = run_job(spec, retry_failed=retry, on_progress=listener)
     _show(report, render_report, as_json=as_json)
@@ -227,7 +231,9 @@ def gc(output: Output, as_json: Json = False) -> None:
     if as_json:
         _print_json(removed)
     else:
-        print(f"removed {len(removed)} files")
+        from sharding.words import counted
+
+        print(f"removed {counted(len(removed), 'file')}")
 
 
 @app.command()
@@ -262,7 +268,9 @@ def convert(
     if as_json:
         _print_json({"folder": str(target), "tensors": tensors})
     else:
-        print(f"wrote {target}: {tensors} tensors as safetensors")
+        from sharding.words import counted
+
+        print(f"wrote {target}: {counted(tensors, 'tensor')} as safetensors")
 
 
 @app.command()

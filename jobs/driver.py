@@ -22,6 +22,7 @@ from jobs.prepare import PreparedJob, prepare_job
 from jobs.progress import ProgressListener
 from jobs.report import JobReport, Run, build_report
 from jobs.run import ShardRunner, Todo
+from jobs.sample import check_sample
 from jobs.spec import JobSpec
 from jobs.split import rank_bytes
 from sharding import layout
@@ -63,6 +64,7 @@ def run_job(
     output = prepared.output
     if not output.exists(layout.PLAN):
         check_empty(output)
+        check_sample(prepared)
     with (
         Interrupts() as interrupts,
         LeaseKeeper(Lease.acquire(output, owner=spec.name, timeout_s=LEASE_TIMEOUT_S)) as keeper,

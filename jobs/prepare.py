@@ -5,14 +5,14 @@ Every `auto` is decided here, and everything that can be found wrong without com
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import pyarrow as pa
 
+from jobs.identity import make_identity
 from jobs.spec import JobSpec
 from jobs.split import check_tensor_parallel
 from sharding.errors import InfrastructureError, InputError
@@ -30,9 +30,6 @@ from workers.engine.load import inspect_model
 from workers.model.resolve import ModelLocation, resolve_model
 from workers.results import FACT_FIELDS, result_fields
 from workers.template import TextTemplate, is_text_type, parse_template
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _log = logging.getLogger(__name__)
 BUDGET_TOKENS = 16_384
@@ -78,8 +75,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         on_disk = read_plan(output)
         decoder, said = decide_decoder(spec, model, info, on_disk.identity if on_disk else {})
         task = replace(task, decoder=decoder, width=len(decoder.labels) or info.width)
-        check_decoder(model, task, info)
-        notes += said
+        notes += said + check_decoder(model, task, info)
     for note in notes:
         _log.info("%s", note)
     output_schema, columns, results = _output_schema(spec, listing.schema, task)
@@ -90,7 +86,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     )
     plan = make_plan(
         job=spec.name,
-        identity=_identity(spec, task, model_config, output_schema),
+        identity=make_identity(spec, task, model_config, output_schema),
         input_schema=listing.schema,
         output_schema=output_schema,
         files=listing.files,
@@ -108,7 +104,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         threads=None,
         budget_tokens=BUDGET_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
         step_tokens=STEP_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
-        generate_rows=GENERATE_ROWS if batch.rows == "auto" else batch.rows,
+        generate_rows=_decide_rows(batch.rows, task),
         cache_bytes=None if batch.cache_bytes == "auto" else batch.cache_bytes,
     )
     return PreparedJob(spec, output, listing, model, info, plan, worker_config)
@@ -218,9 +214,24 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
         dimensions=asked.dimensions,
         width=asked.dimensions or info.width,
         max_tokens=max_tokens,
+        max_tokens_by="task.max_tokens" if max_tokens == requested else "the model's context",
         truncate=asked.truncate,
     )
     return task, notes
+
+
+def _decide_rows(asked: int | Literal["auto"], task: TaskConfig) -> int:
+    """Texts that grow at the same time; each beam of a search is one."""
+    sampling = None if task.decoder is None else task.decoder.sampling
+    beams = 1 if sampling is None else sampling.beams
+    if asked == "auto":
+        return max(GENERATE_ROWS, beams)
+    if asked < beams:
+        raise InputError(
+            f"each of the {beams} beams of a row takes a place, more than there are: `batch.rows: {asked}`",
+            hint="raise batch.rows, or lower task.generation.beams",
+        )
+    return asked
 
 
 def _output_schema(
@@ -268,32 +279,3 @@ def _decide_device(spec: JobSpec) -> DeviceKind:
         return "cpu"
     message, hint = obstacle
     raise InfrastructureError(f"{message}: `model.device: cuda`", hint=hint)
-
-
-def _flat(prefix: str, settings: DataclassInstance) -> dict[str, object]:
-    """Fields of nested settings by dotted name."""
-    found: dict[str, object] = {}
-    for name in settings.__dataclass_fields__:
-        value = getattr(settings, name)
-        found |= (
-            _flat(f"{prefix}.{name}", value)
-            if is_dataclass(value) and not isinstance(value, type)
-            else {f"{prefix}.{name}": value}
-        )
-    return found
-
-
-def _identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: pa.Schema) -> dict[str, str]:
-    """Every setting that decides the output's bytes, as text; a resumed job must agree with all of them."""
-    fields = _flat("task", task)
-    fields |= {
-        "model.revision": model.revision,
-        "model.digest": model.digest,
-        "model.dtype": model.dtype,
-        "output.schema": "; ".join(f"{field.name}: {field.type}" for field in schema),
-        "output.on_conflict": spec.output.on_conflict,
-        "sharding.target_rows": spec.sharding.target_rows,
-        "sharding.target_bytes": spec.sharding.target_bytes,
-        "candelabra": importlib.metadata.version("candelabra"),
-    }
-    return {name: str(value) for name, value in fields.items()}

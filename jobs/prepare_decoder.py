@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import SpecError
+from jobs.identity import CHAT_DATE
 from jobs.spec import JobSpec
 from jobs.spec_task import TaskSpec
 from sharding.errors import InputError, RecordRow
+from sharding.words import counted
 from workers.config import DecoderConfig, Sampling, TaskConfig
 from workers.engine.base import EngineInfo
 from workers.engine.fake import END_ID
@@ -72,14 +74,19 @@ def decide_decoder(
     return decoder, notes
 
 
-def check_decoder(model: ModelLocation, task: TaskConfig, info: EngineInfo) -> None:
-    """Build once, and throw away, what every worker will build: prompts' tokenizer and schema.
+def check_decoder(model: ModelLocation, task: TaskConfig, info: EngineInfo) -> list[str]:
+    """Build once, try, and throw away what every worker will build: prompts' tokenizer and schema.
+
+    Returns:
+        Notes for the plan.
 
     Raises:
-        InputError: A label gives no token, the model has no chat template, the schema cannot be used.
+        InputError: A label gives no token or leaves no room, the model has no chat template, the schema cannot be used.
     """
     load_prompt_tokenizer(model.source, model.path, task)
-    load_constraint(model.source, model.path, task, info.vocab_size)
+    constraint = load_constraint(model.source, model.path, task, info.vocab_size)
+    doubt = None if constraint is None else constraint.rehearse()
+    return [] if doubt is None else [f"json_schema: {doubt}"]
 
 
 def _decide_chat(task: TaskSpec, files: DecoderFiles | None) -> tuple[tuple[tuple[str, str], ...], list[str]]:
@@ -94,7 +101,7 @@ def _decide_chat(task: TaskSpec, files: DecoderFiles | None) -> tuple[tuple[tupl
         assert files is not None
         if task.messages is not None:
             messages = tuple((message.role, message.content) for message in task.messages)
-            return messages, [f"prompt: {len(messages)} messages through {files.chat_template_place}"]
+            return messages, [f"prompt: {counted(len(messages), 'message')} through {files.chat_template_place}"]
         return _as_user_message(task), [f"prompt: task.text as a user message through {files.chat_template_place}"]
     if not task.text:
         return (), ["prompt: none; the likelihood of task.answer alone"]
@@ -119,7 +126,7 @@ def _look_at_template(
     from workers.prompts import make_chat_template
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    before = planned.get("task.decoder.chat_date", str(None))
+    before = planned.get(CHAT_DATE, str(None))
     dated = replace(decoder, chat_date=today if before == str(None) else before)
     template = make_chat_template(files, dated)
     notes: list[str] = []

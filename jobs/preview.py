@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from jobs.effects import settings_without_effect
 from jobs.prepare import PreparedJob, prepare_job
+from jobs.sample import RowSample, check_sample, sample_rows
 from jobs.spec import JobSpec
 from jobs.split import Dimensions, Load, SplitPlan, describe_replicas, place_here, plan_split, rank_bytes
 from sharding.errors import RecordRow
 from sharding.plan_file import read_plan
 from workers.batch import batch_tokens, row_lengths
-from workers.config import AssignedPiece, WorkerConfig
+from workers.config import WorkerConfig
 from workers.engine.base import Engine
 from workers.engine.load import load_engine
 from workers.limits import available_threads
-from workers.read import read_rows
-from workers.template import invalid_rows
-from workers.worker import load_tokenizer
 
-_SAMPLE_ROWS = 2000
-_SAMPLE_FILES = 8
 _TIMED_TOKENS = 16_384
 _HISTOGRAM_BOUNDS = (16, 32, 64, 128, 256, 512, 1024, 4096)
 _PROCESS_BYTES = 200 << 20
@@ -87,7 +82,7 @@ def preview_job(spec: JobSpec) -> JobPreview:
     """Plan a job and look at a sample of it.
 
     Raises:
-        StopJob: As `jobs.prepare.prepare_job`.
+        StopJob: As `jobs.prepare.prepare_job`, and as `jobs.sample.check_sample`.
         InfrastructureError: The ranks of a split model do not fit this machine, where they would run.
     """
     prepared = prepare_job(spec)
@@ -97,16 +92,19 @@ def preview_job(spec: JobSpec) -> JobPreview:
         least = rank_bytes(spec, prepared.model.path, info, config)
         replicas = describe_replicas(spec, place_here(spec, config.model.device, least))
         split = plan_split(Dimensions.of_model(prepared.model.path, info), Load.of_job(config), ranks)
-    sample = _sample(prepared)
+    sample = sample_rows(prepared)
+    on_disk = read_plan(prepared.output) is not None
+    if not on_disk:
+        check_sample(prepared, sample)
     lengths = sample.lengths
     mean = float(lengths.mean()) if len(lengths) else 0.0
-    pace = _pace(prepared, sample) if len(lengths) else 0.0
+    pace, cache_bytes = _pace(prepared, sample) if len(lengths) else (0.0, config.cache_bytes or 0)
     per_row = 4 * config.task.width if config.task.kind == "embed" else _FACT_BYTES
     decoder = config.task.decoder
     sampling = None if decoder is None else decoder.sampling
     row_tokens = mean * _sequences(config)
     if sampling is not None:
-        row_tokens = (mean + sampling.max_new_tokens) * sampling.n
+        row_tokens = (mean + sampling.max_new_tokens * sampling.beams) * sampling.n
         per_row = sampling.n * (sampling.max_new_tokens * _TOKEN_BYTES + _FACT_BYTES)
     return JobPreview(
         job=plan.job,
@@ -132,68 +130,15 @@ def preview_job(spec: JobSpec) -> JobPreview:
         replica_memory_bytes=_PROCESS_BYTES * ranks
         + info.weight_bytes
         + config.budget_tokens * info.hidden_size * 4
-        + (config.cache_bytes or 0),
-        hazards=tuple(_hazards(prepared, sample)),
+        + cache_bytes,
+        hazards=tuple(_hazards(prepared, sample, on_disk=on_disk)),
         split=split,
         replicas=replicas,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    rows: int
-    nulls: int
-    truncated: int
-    ids: NDArray[np.uint32]
-    offsets: NDArray[np.uint32]
-    type_ids: NDArray[np.uint32] | None
-    counts: NDArray[np.int64] | None
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each row that has any."""
-        lengths = row_lengths(self.offsets) if self.counts is None else self.counts
-        return lengths[lengths > 0]
-
-
-def _sample(prepared: PreparedJob) -> _Sample:
-    """The first rows of a few shards, spread over the job."""
-    plan, task = prepared.plan, prepared.worker_config.task
-    chosen = sorted({len(plan.shards) * i // _SAMPLE_FILES for i in range(_SAMPLE_FILES)} if plan.shards else set())
-    templates = task.templates()
-    columns = list(dict.fromkeys(name for template in templates for name in template.columns))
-    texts: list[list[str | None]] = [[] for _ in templates]
-    for shard in chosen:
-        wanted = _SAMPLE_ROWS // len(chosen)
-        pieces = [
-            AssignedPiece(plan.files[piece.file].path, plan.files[piece.file].version, piece.start, piece.stop)
-            for piece in plan.shards[shard].pieces[:1]
-        ]
-        for batch in read_rows(pieces, columns):
-            rows = batch.rows.slice(0, wanted)
-            for column, template in zip(texts, templates, strict=True):
-                rendered = template.render(rows)
-                invalid = set(invalid_rows(rendered))
-                bad = pa.array([row in invalid for row in range(len(rendered))], pa.bool_())
-                column += pc.if_else(bad, None, rendered).to_pylist()
-            wanted -= rows.num_rows
-            if wanted <= 0:
-                break
-    tokenizer = load_tokenizer(prepared.model.source, prepared.model.path, task)
-    tokens = tokenizer.tokenize_columns(texts)
-    nulls = sum(any(text is None for text in row) for row in zip(*texts, strict=True))
-    return _Sample(
-        rows=len(texts[0]),
-        nulls=nulls,
-        truncated=int(tokens.truncated.sum()),
-        ids=tokens.ids,
-        offsets=tokens.offsets,
-        type_ids=tokens.type_ids,
-        counts=tokens.counts,
-    )
-
-
-def _pace(prepared: PreparedJob, sample: _Sample) -> float:
+def _pace(prepared: PreparedJob, sample: RowSample) -> tuple[float, int]:
+    """Tokens per second of a replica on this machine, and bytes of its key/value cache."""
     config, model = prepared.worker_config, prepared.model
     engine = load_engine(
         model.source, model.path, config.task, device=config.model.device, dtype=config.model.dtype, threads=None
@@ -214,11 +159,17 @@ def _pace(prepared: PreparedJob, sample: _Sample) -> float:
     for batch in chosen:
         engine.forward(batch)
         tokens += len(batch.ids)
-    return tokens / (time.perf_counter() - started)
+    return tokens / (time.perf_counter() - started), 0
 
 
-def _generating_pace(config: WorkerConfig, engine: Engine, sample: _Sample, rows: NDArray[np.int64]) -> float:
+def _generating_pace(
+    config: WorkerConfig, engine: Engine, sample: RowSample, rows: NDArray[np.int64]
+) -> tuple[float, int]:
     """A few tokens for a few prompts, greedy and unconstrained: what sampling and masks add is little."""
+    decoder = config.task.decoder
+    assert decoder is not None, "a decoder task"
+    assert decoder.sampling is not None, "a task of kind generate"
+    greedy = replace(decoder.sampling, temperature=0.0, beams=1, stop_ids=())
     generator = engine.generator(
         rows=config.generate_rows, cache_bytes=config.cache_bytes, step_tokens=config.step_tokens
     )
@@ -226,9 +177,9 @@ def _generating_pace(config: WorkerConfig, engine: Engine, sample: _Sample, rows
     tokens, growing = 0, set()
     for row in rows.tolist():
         ids = sample.ids[sample.offsets[row] : sample.offsets[row + 1]].tolist()
-        room = config.task.decoder.max_positions - len(ids) if config.task.decoder else 1
+        room = decoder.max_positions - len(ids)
         with contextlib.suppress(RecordRow):
-            generator.add(row, ids, max_new_tokens=min(_TIMED_NEW_TOKENS, room))
+            generator.add(row, ids, greedy, max_new_tokens=min(_TIMED_NEW_TOKENS, room))
             growing.add(row)
             tokens += len(ids)
     while growing:
@@ -236,7 +187,7 @@ def _generating_pace(config: WorkerConfig, engine: Engine, sample: _Sample, rows
             tokens += len(event.ids)
             if event.finish is not None:
                 growing.discard(event.request_id)
-    return tokens / (time.perf_counter() - started)
+    return tokens / (time.perf_counter() - started), generator.cache_bytes
 
 
 def _sequences(config: WorkerConfig) -> int:
@@ -255,18 +206,20 @@ def _share(part: int, whole: int) -> float:
     return round(part / whole, 4) if whole else 0.0
 
 
-def _hazards(prepared: PreparedJob, sample: _Sample) -> list[str]:
+def _hazards(prepared: PreparedJob, sample: RowSample, *, on_disk: bool) -> list[str]:
     spec, plan = prepared.spec, prepared.plan
     found = []
     if plan.rows == 0:
         found.append("the input has no rows: the output will be one empty part with the full schema")
+    decoder = prepared.worker_config.task.decoder
+    found += settings_without_effect(spec, None if decoder is None else decoder.sampling)
     if sample.nulls:
         share = _share(sample.nulls, sample.rows)
         found.append(f"{share:.1%} of the sampled rows have a null text: they become row errors")
-        if share > spec.errors.max_row_error_rate:
-            found.append(
-                f"that is above errors.max_row_error_rate {spec.errors.max_row_error_rate}: the job would exit 1"
-            )
+    if foreseen := sample.foreseen():
+        found.append(foreseen)
+    if _share(sample.nulls + len(sample.failures), sample.rows) > spec.errors.max_row_error_rate:
+        found.append(f"that is above errors.max_row_error_rate {spec.errors.max_row_error_rate}: the job would exit 1")
     if sample.truncated:
         found.append(f"{_share(sample.truncated, sample.rows):.1%} of the sampled rows are longer than max_tokens")
     overwritten = [name for name in plan.input_schema.names if name in prepared.worker_config.result_columns]
@@ -276,7 +229,6 @@ def _hazards(prepared: PreparedJob, sample: _Sample) -> list[str]:
         found.append(
             f"workers.cpus {spec.workers.cpus} is more than this machine's {available_threads()}: cannot start"
         )
-    on_disk = read_plan(prepared.output)
-    if on_disk is not None:
+    if on_disk:
         found.append("the output already holds a plan: submit would resume it, or refuse if it differs")
     return found

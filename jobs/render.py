@@ -12,12 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.progress import JobProgress, ProgressListener
+from sharding.words import counted
 
 if TYPE_CHECKING:
     from jobs.doctor import Finding
     from jobs.paper import PaperPreview
     from jobs.preview import JobPreview
     from jobs.report import JobReport
+    from jobs.spec import JobSpec
     from jobs.split import SplitPlan
     from jobs.status import JobStatus
 
@@ -42,8 +44,8 @@ def progress_display(*, enabled: bool) -> Iterator[ProgressListener | None]:
         task = bar.add_task("starting", total=None, pace="")
 
         def show(now: JobProgress) -> None:
-            bad = f", {now.row_errors} bad rows" if now.row_errors else ""
-            failed = f", {now.shards_failed} shards failed" if now.shards_failed else ""
+            bad = f", {counted(now.row_errors, 'bad row')}" if now.row_errors else ""
+            failed = f", {counted(now.shards_failed, 'shard')} failed" if now.shards_failed else ""
             bar.update(
                 task,
                 description=now.phase,
@@ -68,27 +70,41 @@ def render_report(report: JobReport) -> None:
     table.add_row("size", _size(report.size_bytes))
     if report.computed_rows:
         table.add_row(
-            "this run", f"{report.computed_rows:,} rows in {report.seconds:.1f} s, {report.tokens_per_s:,.0f} tokens/s"
+            "this run",
+            f"{counted(report.computed_rows, 'row')} in {report.seconds:.1f} s, {report.tokens_per_s:,.0f} tokens/s",
         )
     console.print(table)
     for message, count in list(report.error_counts.items())[:_MOST_ERRORS]:
         console.print(f"  {count:,} x {message}", markup=False)
     for failed in report.failed_shards[:_MOST_ERRORS]:
-        console.print(f"  shard {failed.shard} failed after {failed.attempts} attempts: {failed.error}", markup=False)
+        tries = counted(failed.attempts, "attempt")
+        console.print(f"  shard {failed.shard} failed after {tries}: {failed.error}", markup=False)
+
+
+def render_warnings(spec: JobSpec) -> None:
+    """Settings without effect, on stderr."""
+    from jobs.effects import settings_without_effect
+
+    for line in settings_without_effect(spec):
+        Console(stderr=True).print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def render_preview(preview: JobPreview) -> None:
     """A plan, on stdout."""
     console = Console()
     table = Table(title=f"{preview.job}: plan", title_justify="left", show_header=False)
-    table.add_row("input", f"{preview.files:,} files, {preview.rows:,} rows, {_size(preview.input_bytes)}")
+    table.add_row(
+        "input", f"{counted(preview.files, 'file')}, {counted(preview.rows, 'row')}, {_size(preview.input_bytes)}"
+    )
     table.add_row("shards", f"{preview.shards:,}")
     revision = f" @ {preview.revision}" if preview.revision else ""
     table.add_row("model", f"{preview.model}{revision} ({preview.architecture}, {preview.dtype})")
     for note in preview.notes:
         table.add_row("", note)
     histogram = "  ".join(f"<={bound}: {count}" for bound, count in preview.token_histogram.items())
-    table.add_row("tokens", f"{preview.mean_tokens} on average in {preview.sampled_rows:,} sampled rows; {histogram}")
+    table.add_row(
+        "tokens", f"{preview.mean_tokens} on average in {counted(preview.sampled_rows, 'sampled row')}; {histogram}"
+    )
     table.add_row("time", f"about {preview.estimated_s:,.0f} s for one replica at {preview.tokens_per_s:,.0f} tokens/s")
     table.add_row("output", f"{preview.output}, about {_size(preview.output_bytes)}")
     table.add_row("columns", ", ".join(preview.columns))
@@ -132,8 +148,8 @@ def render_status(status: JobStatus) -> None:
     """How far a job is, on stdout."""
     console = Console()
     console.print(
-        f"{status.job}: {status.state}; {status.rows_done:,} of {status.rows:,} rows committed, "
-        f"{status.shards_done:,} of {status.shards:,} shards, {status.row_errors:,} bad rows",
+        f"{status.job}: {status.state}; {status.rows_done:,} of {counted(status.rows, 'row')} committed, "
+        f"{status.shards_done:,} of {counted(status.shards, 'shard')}, {counted(status.row_errors, 'bad row')}",
         markup=False,
     )
     if status.driver:

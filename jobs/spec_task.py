@@ -90,7 +90,9 @@ class GenerationSpec(Section):
         (), description="Strings that end a text, wherever tokens are cut; the text ends before them."
     )
     stop_tokens: tuple[Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)], ...] = Field(
-        (), description="Further tokens that end a text, as text (`<|im_end|>`) or id."
+        (),
+        description="Further tokens that end a text, as id or as the vocabulary writes them (`<|im_end|>`); any other "
+        "text goes into `stop`.",
     )
 
     @model_validator(mode="after")
@@ -98,6 +100,13 @@ class GenerationSpec(Section):
         least, most = self.min_new_tokens, self.max_new_tokens
         if least != "auto" and most != "auto" and least > most:
             raise ValueError("`min_new_tokens` is more than `max_new_tokens`")
+        searches = self.beams != "auto" and self.beams > 1
+        if searches and self.temperature != "auto" and self.temperature > 0:
+            raise ValueError(
+                "beam search does not sample: `beams` above 1 and a `temperature` above 0 exclude each other"
+            )
+        if self.n > 1 and (searches or self.temperature == 0):
+            raise ValueError("greedy texts of one prompt are all equal: `n` above 1 needs a `temperature` above 0")
         return self
 
 
@@ -184,6 +193,8 @@ class TaskSpec(Section):
                 raise ValueError(f"`{key}` is needed by `kind: {kind}`")
         self._check_labels()
         self._check_prompt()
+        if self.json_schema is not None and self.generation.beams != "auto" and self.generation.beams > 1:
+            raise ValueError("beam search cannot follow a JSON schema: `json_schema` and `beams` exclude each other")
         return self
 
     def _is_given(self, key: str) -> bool:

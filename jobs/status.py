@@ -12,7 +12,7 @@ from jobs.errors import ExitCode
 from jobs.keeper import LEASE_TIMEOUT_S
 from jobs.report import JobReport, build_report
 from sharding import layout
-from sharding.commit import promote_pending, read_receipts, read_success, remove_orphans
+from sharding.commit import check_parts, promote_pending, read_receipts, read_success, remove_orphans
 from sharding.errors import CorruptStateError, NotFoundError
 from sharding.lease import Lease, is_gone, read_lease
 from sharding.manifest import LeaseRecord, ShardFailure, ShardReceipt, decode
@@ -27,7 +27,7 @@ class JobStatus:
 
     Attributes:
         state: `complete`, `running`, `failed`, `interrupted` (nobody works on it and it is not complete) or `damaged`
-            (complete once, but a part is gone or has another size).
+            (complete once, but a part is gone or has another size, or a stranger lies among the parts).
         driver: Who holds the lease, or None.
         progress: What the running driver last wrote, or None.
     """
@@ -149,9 +149,11 @@ def _state(
     if lease is not None:
         return "running"
     if storage.exists(layout.SUCCESS):
-        sizes = {entry.path: entry.size_bytes for entry in storage.list_folder().files}
-        whole = all(sizes.get(receipt.part) == receipt.size_bytes for receipt in receipts.values())
-        return "complete" if whole else "damaged"
+        try:
+            check_parts(storage, receipts)
+        except CorruptStateError:
+            return "damaged"
+        return "complete"
     bad_rows = any(receipt.row_errors for receipt in receipts.values())
     return "failed" if failed or (len(receipts) == len(plan.shards) and bad_rows) else "interrupted"
 

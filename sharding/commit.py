@@ -22,6 +22,7 @@ from sharding.failpoints import failpoint
 from sharding.manifest import ShardReceipt, SuccessRecord, decode, encode, now
 from sharding.plan import ShardPlan
 from sharding.storage import Storage
+from sharding.words import counted
 
 _WORKERS = 16
 
@@ -165,15 +166,16 @@ def seal_job(
     missing = [shard.index for shard in plan.shards if shard.index not in receipts]
     if missing:
         raise IncompleteError(
-            f"{len(missing)} of {len(plan.shards)} shards have no receipt, the first is: `{missing[0]}`",
+            f"{len(missing)} of {counted(len(plan.shards), 'shard')} without a receipt, the first is: `{missing[0]}`",
             hint="submit the same spec again to resume",
         )
     _check_receipts(storage, plan, receipts)
-    _check_parts(storage, receipts)
+    check_parts(storage, receipts)
     rows, row_errors = plan.rows, sum(receipt.row_errors for receipt in receipts.values())
     if row_errors > max_row_error_rate * rows:
         raise RowErrorLimitError(
-            f"{row_errors} of {rows} rows have an error, over `errors.max_row_error_rate`: `{max_row_error_rate}`",
+            f"more rows have an error than errors.max_row_error_rate {max_row_error_rate} allows: "
+            f"`{row_errors} of {rows}`",
             hint="see the `error` column of the parts; retry-failed runs only those rows again",
         )
     remove_orphans(storage, receipts)
@@ -217,11 +219,17 @@ def _check_receipts(storage: Storage, plan: ShardPlan, receipts: Mapping[int, Sh
             raise CorruptStateError(f"a receipt names a part that the plan does not have: `{uri}`")
         if receipt.rows != plan.shards[index].rows:
             raise CorruptStateError(
-                f"a part has {receipt.rows} rows, its shard {plan.shards[index].rows}, by the receipt: `{uri}`"
+                f"a part has {counted(receipt.rows, 'row')}, its shard {plan.shards[index].rows:,}, "
+                f"by the receipt: `{uri}`"
             )
 
 
-def _check_parts(storage: Storage, receipts: Mapping[int, ShardReceipt]) -> None:
+def check_parts(storage: Storage, receipts: Mapping[int, ShardReceipt]) -> None:
+    """Checks that the folder shows the receipts' parts, whole by their size, and no other Parquet file.
+
+    Raises:
+        CorruptStateError: Naming the first part that is missing or has another size, or the first stranger.
+    """
     sizes = {entry.path: entry.size_bytes for entry in storage.list_folder().files}
     for receipt in receipts.values():
         if sizes.get(receipt.part) != receipt.size_bytes:
@@ -244,7 +252,7 @@ def _check_plan(receipt: ShardReceipt, plan_digest: str, uri: str) -> None:
 
 def _missing_part(storage: Storage, receipt: ShardReceipt) -> CorruptStateError:
     entry = storage.head(receipt.part)
-    found = "is missing" if entry is None else f"has {entry.size_bytes} bytes"
+    found = "is missing" if entry is None else f"has {counted(entry.size_bytes, 'byte')}"
     return CorruptStateError(
         f"a part {found} although its receipt promises {receipt.size_bytes}: `{storage.full_uri(receipt.part)}`",
         hint=f"remove `{layout.receipt_path(receipt.shard, receipt.generation)}` and submit again to make it anew",

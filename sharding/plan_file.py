@@ -16,6 +16,7 @@ from sharding.errors import CorruptStateError, DriftError, InputError
 from sharding.manifest import check_format
 from sharding.plan import PlannedFile, ShardPlan, plan_digest
 from sharding.storage import Storage
+from sharding.words import counted
 
 _SHOWN = 20
 
@@ -68,7 +69,7 @@ def check_drift(on_disk: ShardPlan, wanted: ShardPlan) -> None:
         shown.append(f"and {len(found) - _SHOWN} more")
     lines = "".join(f"\n  {line}" for line in shown)
     raise DriftError(
-        f"this output was planned with other values, {len(found)} differ:{lines}",
+        f"this output was planned with other values, {counted(len(found), 'difference')}:{lines}",
         hint="restore the old values to resume, or choose another output path",
     )
 
@@ -105,8 +106,8 @@ def _file_drift(plan: Sequence[PlannedFile], current: Sequence[PlannedFile]) -> 
         if match is None:
             found.append(f"file `{path}`: plan version `{file.version}`, now absent")
         elif (match.version, match.size_bytes, match.rows) != (file.version, file.size_bytes, file.rows):
-            before = f"version `{file.version}`, {file.rows} rows, {file.size_bytes} bytes"
-            after = f"version `{match.version}`, {match.rows} rows, {match.size_bytes} bytes"
+            before = f"version `{file.version}`, {counted(file.rows, 'row')}, {counted(file.size_bytes, 'byte')}"
+            after = f"version `{match.version}`, {counted(match.rows, 'row')}, {counted(match.size_bytes, 'byte')}"
             found.append(f"file `{path}`: plan {before}; now {after}")
     found += [f"file `{path}`: plan absent, now version `{new[path].version}`" for path in new if path not in old]
     if not found and [*old] != [*new]:

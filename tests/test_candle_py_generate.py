@@ -327,12 +327,28 @@ def test_requests_that_make_no_sense_are_refused(options: dict[str, Any], messag
     assert generator.pending == 0
 
 
+def test_a_cache_too_small_for_the_longest_request_grows_to_hold_it() -> None:
+    engine = load("qwen2")
+    prompt = np.array([1] * 60, np.uint32)
+    with pytest.raises(candle_py.InputError, match="may need 5 blocks of 16 tokens, more than the cache's: `4`"):
+        engine.generator(cache_bytes=cache_bytes(engine, 4)).add(0, prompt, max_new_tokens=10)
+    for beams in (1, 3):
+        generator = engine.generator(cache_bytes=1, longest_tokens=70, beams=beams)
+        assert generator.stats["blocks"] == 5 * beams
+        generator.add(0, prompt, max_new_tokens=10, beams=beams)
+        roomy = engine.generator()
+        roomy.add(0, prompt, max_new_tokens=10, beams=beams)
+        assert drain(generator)[0].ids == drain(roomy)[0].ids
+    assert engine.generator(cache_bytes=cache_bytes(engine, 9), longest_tokens=70).stats["blocks"] == 9
+
+
 def test_limits_and_models_that_make_no_sense_are_refused() -> None:
     engine = load("qwen2")
     for limits, message in [
         ({"max_rows": 0}, "max_rows must be at least 1: `0`"),
         ({"step_tokens": 0}, "step_tokens must be at least 1: `0`"),
         ({"cache_bytes": -1}, "cache_bytes must not be negative: `-1`"),
+        ({"longest_tokens": -1}, "longest_tokens must not be negative: `-1`"),
     ]:
         with pytest.raises(candle_py.InputError) as caught:
             engine.generator(**limits)

@@ -167,6 +167,11 @@ def test_a_lost_part_of_a_sealed_job_is_noticed(files: JobFiles) -> None:
     files.write_input(sample_table(250))
     spec = str(files.spec_file())
     assert files.run("submit", spec).code == 0
+    stranger = files.write_input(sample_table(3), "out/copy.parquet")
+    assert files.run("status", "out", "--json").json["state"] == "damaged"
+    clean(files.run("submit", spec), 3, "copy.parquet")
+    stranger.unlink()
+    assert files.run("status", "out", "--json").json["state"] == "complete"
     (files.out() / "part-00001.parquet").unlink()
     assert files.run("status", "out", "--json").json["state"] == "damaged"
     clean(files.run("submit", spec), 3, "part-00001.parquet")

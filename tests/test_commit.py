@@ -257,7 +257,7 @@ def test_nothing_is_sealed_while_a_shard_has_no_receipt(storage: Storage) -> Non
 def test_nothing_is_sealed_with_too_many_bad_rows(storage: Storage) -> None:
     plan = start_job(storage)
     receipts = finish(storage, plan, row_errors=1)
-    with pytest.raises(RowErrorLimitError, match=r"3 of 30 rows.*`0\.09`"):
+    with pytest.raises(RowErrorLimitError, match=r"than errors.max_row_error_rate 0\.09 allows: `3 of 30`"):
         seal_job(storage, plan, receipts, max_row_error_rate=0.09)
     assert not storage.exists(layout.SUCCESS)
     seal_job(storage, plan, receipts, max_row_error_rate=0.1)

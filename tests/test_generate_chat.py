@@ -145,7 +145,7 @@ def test_arguments_reach_the_template_and_are_pinned(files: JobFiles, tmp_path: 
     source = write_decoder(tmp_path / "model", template=template)
     task = {**TASK, "chat_template_args": {"enable_thinking": False, "more": [1, 2]}}
     assert prompts(files, source, task, "x")[0].endswith("no thoughts 2")
-    assert "enable_thinking" in prepared(files, source, task).plan.identity["task.decoder.chat_template_args"]
+    assert "enable_thinking" in prepared(files, source, task).plan.identity["task.chat_template_args"]
 
 
 def test_a_chat_that_is_too_long_loses_the_end_of_its_longest_message_and_no_mark(
@@ -173,7 +173,21 @@ def test_a_chat_that_is_too_long_loses_the_end_of_its_longest_message_and_no_mar
     run_job(spec)
     rows = files.rows("refused").to_pylist()
     assert [row["finish_reason"] for row in rows] == ["error", rows[1]["finish_reason"], "error"]
-    assert "more tokens than" in rows[0]["error"]
+    allowed = "the prompt has more tokens than task.max_tokens allows"
+    assert rows[0]["error"].startswith(f"{allowed}: `")
+    assert rows[0]["error"].endswith(" of 40`")
+    assert rows[2]["error"] == f"{allowed}: `more than 40 of 40`"
+    spec = files.spec(
+        model__source=source,
+        task={**task, "max_tokens": 6},
+        errors__max_row_error_rate=1.0,
+        output__path=str(files.out("head")),
+    )
+    run_job(spec)
+    head = len(tokenizer.encode(CHATML_OF("")).ids)
+    assert {row["error"] for row in files.rows("head").to_pylist()} == {
+        f"{allowed} even without its longest message: `{head} of 6`"
+    }
 
 
 def test_a_template_that_asks_for_the_day_sees_the_planned_one_on_resume_too(files: JobFiles, tmp_path: Path) -> None:
@@ -182,11 +196,11 @@ def test_a_template_that_asks_for_the_day_sees_the_planned_one_on_resume_too(fil
     spec = files.spec(model__source=source, task=TASK)
     run_job(spec)
     plan = json.loads((files.out() / "_candelabra" / "plan.json").read_text())
-    day = plan["identity"]["task.decoder.chat_date"]
+    day = plan["identity"]["task.chat_date"]
     assert any(day in note for note in plan["notes"])
     assert run_job(spec).computed_rows == 0
     ready = prepare_job(spec)
-    decoder, notes = decide_decoder(spec, ready.model, ready.info, {"task.decoder.chat_date": "2020-01-02"})
+    decoder, notes = decide_decoder(spec, ready.model, ready.info, {"task.chat_date": "2020-01-02"})
     assert decoder.chat_date == "2020-01-02"
     assert any("2020-01-02" in note for note in notes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from pathlib import Path
 
@@ -162,7 +163,11 @@ def test_a_prompt_beyond_the_context_is_cut_or_an_error_as_asked_and_the_finish_
     assert cut[1]["n_new_tokens"] in (1, 2)
     refused = generate(files, "refused", task={**TASK, "truncate": "error"})
     assert [row["finish_reason"] for row in refused] == ["error", cut[1]["finish_reason"], "stop"]
-    assert "more tokens than" in str(refused[0]["error"])
+    assert refused[0]["error"] == "the prompt has more tokens than the model's context allows: `600 of 511`"
+    short = generate(files, "short", task={**TASK, "truncate": "error", "max_tokens": 511})
+    assert short[0]["error"] == "the prompt has more tokens than task.max_tokens allows: `600 of 511`"
+    beyond = generate(files, "beyond", task={**TASK, "truncate": "error", "max_tokens": 9999})
+    assert beyond[0]["error"] == refused[0]["error"]
     few = generate(files, "few", task={**TASK, "max_tokens": 4})
     assert [row["n_tokens"] for row in few] == [4, 4, 1]
 
@@ -198,21 +203,40 @@ def test_generating_several_equal_texts_is_refused(files: JobFiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "lines"),
     [
-        ({"generation": {"temperature": 0.5}}, "temperature"),
-        ({"generation": {"seed": 3}}, "seed"),
-        ({"generation": {"stop": "x"}}, "stop"),
-        ({"generation": {"max_new_tokens": 7}}, "max_new_tokens"),
-        ({"text": "<{doc}>"}, "text"),
+        ({"generation": {"temperature": 0.5}}, {"task.generation.temperature: plan `0.0`, now `0.5`"}),
+        ({"generation": {"seed": 3}}, {"task.generation.seed: plan `0`, now `3`"}),
+        ({"generation": {"stop": "x"}}, {"task.generation.stop: plan `()`, now `('x',)`"}),
+        ({"generation": {"stop_tokens": [5]}}, {"task.generation.stop_tokens: plan `(1,)`, now `(1, 5)`"}),
+        ({"generation": {"max_new_tokens": 7}}, {"task.generation.max_new_tokens: plan `256`, now `7`"}),
+        ({"text": "<{doc}>"}, {"task.text: plan `doc`, now `<{doc}>`"}),
     ],
 )
-def test_a_changed_setting_is_drift_and_names_it(files: JobFiles, change: dict[str, object], word: str) -> None:
+def test_a_changed_setting_is_drift_and_named_as_the_spec_names_it(
+    files: JobFiles, change: dict[str, object], lines: set[str]
+) -> None:
     files.write_input(sample_table(30))
     run_job(files.spec(task=TASK))
-    with pytest.raises(CandelabraError, match=word) as caught:
+    with pytest.raises(CandelabraError) as caught:
         run_job(files.spec(task={**TASK, **change}))
     assert exit_code_of(caught.value) == ExitCode.DRIFT
+    assert {line.strip() for line in str(caught.value).splitlines()[1:]} == lines
+
+
+def test_a_chat_made_of_the_text_is_named_by_the_text_and_messages_by_messages(files: JobFiles) -> None:
+    files.write_input(sample_table(30))
+    source = write_decoder(files.root / "model", template=CHATML)
+
+    def drift(task: dict[str, object]) -> set[str]:
+        with pytest.raises(CandelabraError) as caught:
+            run_job(files.spec(task=task, model__source=source))
+        return {line.strip().partition(":")[0] for line in str(caught.value).splitlines()[1:]}
+
+    run_job(files.spec(task=TASK, model__source=source))
+    assert drift({**TASK, "text": "<{doc}>"}) == {"task.text"}
+    assert drift({**TASK, "chat": False}) == {"task.chat", "task.generation.stop_tokens"}
+    assert "task.messages" in drift({"kind": "generate", "messages": [{"role": "user", "content": "{doc}"}]})
 
 
 @pytest.mark.parametrize(
@@ -312,9 +336,19 @@ def test_text_is_what_the_tokenizer_decodes_without_special_tokens(files: JobFil
     assert np.mean([len(text) for text in texts]) > 5
 
 
-def test_an_unknown_stop_token_is_told(files: JobFiles) -> None:
+@pytest.mark.parametrize(
+    ("token", "hint"),
+    [
+        ("<|nothing|>", "a stop token is an id"),
+        (" the", "the vocabulary spells this one `Ġthe`; a stop token is an id"),
+        (999_999, "a stop token is an id"),
+    ],
+)
+def test_an_unknown_stop_token_is_told_with_what_it_has_to_be(files: JobFiles, token: str | int, hint: str) -> None:
     files.write_input(sample_table(3))
     source = write_decoder(files.root / "model")
-    task = {**TASK, "generation": {"stop_tokens": ["<|nothing|>"]}}
-    with pytest.raises(InputError, match="nothing"):
+    task = {**TASK, "generation": {"stop_tokens": [token]}}
+    with pytest.raises(InputError, match=f"is no token of the model: `{re.escape(str(token))}`") as caught:
         run_job(files.spec(task=task, model__source=source))
+    assert str(caught.value.hint).startswith(hint)
+    assert "task.generation.stop" in str(caught.value.hint)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import candle_py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jobs import run_job
-from jobs.preview import preview_job
+from jobs.preview import JobPreview, preview_job
 from jobs.spec import load_spec
 from sharding.errors import InputError
 
@@ -162,6 +163,31 @@ def test_a_small_cache_costs_time_and_no_row(files: JobFiles) -> None:
         assert all(row["error"] is None for row in tight)
         shutil.rmtree(files.root / "roomy")
         shutil.rmtree(files.root / "tight")
+
+
+def test_beams_count_in_the_plans_memory_and_tokens(files: JobFiles) -> None:
+    source = write_golden(files.root / "model", "qwen2")
+    files.write_input(pa.table({"doc": [words([1 + i % 40, 5]) for i in range(20_000)]}))
+
+    def planned(beams: int, rows: int | str = "auto") -> JobPreview:
+        task = {"kind": "generate", "text": "doc", "generation": {"max_new_tokens": 64, "beams": beams}}
+        return preview_job(files.spec(task=task, model__source=source, batch__cache_bytes=1, batch__rows=rows))
+
+    alone, four = planned(1), planned(4)
+    facts = candle_py.inspect(files.root / "model")
+    block_bytes = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"] * 16 * 4
+    most_tokens = min(facts["max_positions"] - 1 + 64, facts["max_positions"])
+    blocks = -(-most_tokens // 16)
+    assert four.replica_memory_bytes - alone.replica_memory_bytes == 3 * blocks * block_bytes
+
+    def row_tokens(preview: JobPreview) -> float:
+        return preview.estimated_s * preview.tokens_per_s / preview.rows
+
+    assert row_tokens(alone) == pytest.approx(alone.mean_tokens + 64, rel=0.01)
+    assert row_tokens(four) == pytest.approx(four.mean_tokens + 4 * 64, rel=0.01)
+    assert planned(70).rows == 20_000  # more beams than the usual places
+    with pytest.raises(InputError, match=r"each of the 4 beams of a row takes a place, .* `batch.rows: 3`"):
+        planned(4, 3)
 
 
 @pytest.mark.parametrize("column", ["finish_reason", "n_new_tokens", "logprob", "n_tokens", "error"])

@@ -167,14 +167,14 @@ def test_an_unchanged_plan_has_not_drifted() -> None:
     [
         (
             plan_of(identity={"model.revision": "def", "task.prompt": ""}),
-            ["1 differ", "model.revision: plan `abc`, now `def`"],
+            ["1 difference:", "model.revision: plan `abc`, now `def`"],
         ),
         (
             plan_of(identity={"model.revision": "abc", "task.pooling": "cls"}),
-            ["2 differ", "task.pooling: plan absent, now `cls`", "task.prompt: plan ``, now absent"],
+            ["2 differences:", "task.pooling: plan absent, now `cls`", "task.prompt: plan ``, now absent"],
         ),
         (plan_of((source(version="v2"),)), ["file `/data/a.parquet`: plan version `v1`", "now version `v2`"]),
-        (plan_of((source(groups=(10, 10)),)), ["30 rows, 3000 bytes", "20 rows, 2000 bytes"]),
+        (plan_of((source(groups=(10, 10)),)), ["30 rows, 3,000 bytes", "20 rows, 2,000 bytes"]),
         (
             plan_of((source("/data/b.parquet"),)),
             ["file `/data/a.parquet`: plan version `v1`, now absent", "file `/data/b.parquet`: plan absent, now"],
@@ -198,7 +198,7 @@ def test_another_order_of_the_files_is_drift() -> None:
 def test_thousands_of_differences_are_counted_not_listed() -> None:
     old = tuple(source(f"/{number}") for number in range(5000))
     new = tuple(source(f"/{number}", version="v2") for number in range(5000))
-    with pytest.raises(DriftError, match="5000 differ") as caught:
+    with pytest.raises(DriftError, match="5,000 differences:") as caught:
         check_drift(plan_of(old, 10**6), plan_of(new, 10**6))
     assert "and 4980 more" in str(caught.value)
     assert len(str(caught.value)) < 5000

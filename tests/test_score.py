@@ -71,16 +71,23 @@ def test_without_a_prompt_documents_are_scored_and_cut_at_the_context(files: Job
     assert "no token" in rows[2]["error"]
     assert rows[3]["n_answer_tokens"] == 1
     rows = rows_of(files, {"kind": "score", "answer": "a", "truncate": "error"}, "refused")
-    assert "more tokens than" in rows[0]["error"]
+    assert rows[0]["error"] == "the answer has more tokens than the model's context allows: `700 of 512`"
 
 
 def test_a_long_prompt_gives_way_to_the_answer_and_an_answer_that_does_not_fit_is_an_error(files: JobFiles) -> None:
     files.write_input(pa.table({"q": ["p " * 600, "p", "p " * 600], "a": ["x y z", "x " * 600, "x " * 512]}))
     rows = rows_of(files, SCORE)
     assert (rows[0]["n_tokens"], rows[0]["n_answer_tokens"], rows[0]["truncated"]) == (512, 3, True)
-    assert all("more tokens than" in row["error"] for row in rows[1:])
+    context = "more tokens than the model's context allows"
+    assert [row["error"] for row in rows[1:]] == [
+        f"the answer has {context}: `600 of 512`",
+        f"the prompt has {context} beside the answer: `600 of 0`",
+    ]
+    assert [row["truncated"] for row in rows[1:]] == [True, True]
     rows = rows_of(files, {**SCORE, "truncate": "error"}, "refused")
-    assert "more tokens than" in rows[0]["error"]
+    assert rows[0]["error"] == f"the prompt has {context} beside the answer: `600 of 509`"
+    rows = rows_of(files, {**SCORE, "truncate": "error", "max_tokens": 40}, "few")
+    assert rows[0]["error"] == "the prompt has more tokens than task.max_tokens allows beside the answer: `600 of 37`"
 
 
 def test_a_start_token_makes_the_first_token_count(files: JobFiles, tmp_path: Path) -> None:
@@ -161,6 +168,24 @@ def test_sums_are_taken_apart_by_row_and_label() -> None:
     assert output.values.tolist() == [[2, 11], [17, 0]]
     whole = TokenBatch(np.arange(1), ids[:4], np.array([0, 4], np.uint32), np.array([0, 1, 1, 1], np.uint32))
     assert compute_likelihoods(whole, 2, model, scored=True).values.tolist() == [[6, 3]]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "limit"), [(8, "task.max_tokens allows 8"), ("auto", "the model's context allows 512")]
+)
+def test_a_label_that_leaves_no_room_for_a_prompt_is_refused_before_anything_starts(
+    files: JobFiles, max_tokens: object, limit: str
+) -> None:
+    files.write_input(pa.table({"q": ["a"]}))
+    words = 8 if max_tokens == 8 else 512
+    task = {**LABELS, "max_tokens": max_tokens, "labels": ["yes", "no " * words]}
+    for start in (preview_job, run_job):
+        with pytest.raises(
+            InputError, match=f"a label of {words} tokens leaves no room for a prompt, {limit} together"
+        ):
+            start(files.spec(task=task))
+    assert not files.out().exists()
+    assert rows_of(files, {**task, "labels": ["yes", "no " * (words - 1)]})[0]["error"] is None
 
 
 def test_a_plan_of_labels_counts_every_label(files: JobFiles) -> None:

@@ -159,8 +159,8 @@ def test_longer_texts_become_row_errors_with_both_counts_when_asked(tmp_path: Pa
     count = len(word_piece().encode("the fox " * 9).ids)
     found = tokenizer.tokenize(["the fox", "the fox " * 9, "the fox " * 9_000, "the"])
     assert found.errors == {
-        1: f"more tokens than task.max_tokens and the model's context allow: `{count} of 10`",
-        2: "more tokens than task.max_tokens and the model's context allow: `more than 10 of 10`",
+        1: f"more tokens than task.max_tokens allows: `{count} of 10`",
+        2: "more tokens than task.max_tokens allows: `more than 10 of 10`",
     }
     assert found.truncated.tolist() == [False, True, True, False]
     assert np.diff(found.offsets).tolist() == [4, 0, 0, 3]

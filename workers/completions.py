@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from workers.codec import TextCodec
 from workers.detokenize import TextStream
 from workers.engine.base import Event
 from workers.forward import NOT_FINITE
-from workers.prompts import TextCodec
 from workers.results import completion_fields
 
 CONSTRAINT_FAILED = "the JSON schema cannot be followed"

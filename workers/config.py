@@ -11,6 +11,8 @@ from workers.template import TextTemplate, parse_template
 
 TaskKind = Literal["embed", "classify", "rerank", "generate", "score"]
 DeviceKind = Literal["cpu", "cuda"]
+LimitName = Literal["task.max_tokens", "the model's context"]
+"""What sets the most tokens of a row, in the user's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class TaskConfig:
         dimensions: Cut embeddings to this many leading values first, or None.
         width: Values that the engine gives per row: of the embedding, or logits.
         max_tokens: Most tokens of one row, special tokens included.
+        max_tokens_by: What set it, as row errors name it.
         truncate: Cut longer texts at the end, or make them row errors.
         decoder: Set for tasks that run a decoder's head over tokens: generate, score, classify by labels.
     """
@@ -103,6 +106,7 @@ class TaskConfig:
     dimensions: int | None
     width: int
     max_tokens: int
+    max_tokens_by: LimitName
     truncate: Literal["end", "error"]
     decoder: DecoderConfig | None = None
 

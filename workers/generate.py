@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from sharding.errors import RecordRow
 from sharding.failpoints import failpoint
+from workers.codec import TextCodec
 from workers.completions import Completion, Growing, completion_arrays, failed, row_error
 from workers.config import AssignedPiece, WorkerConfig
 from workers.constrain import SchemaConstraint
 from workers.engine.base import Engine, Event, Generator
 from workers.forward import RowResults, count_errors
 from workers.progress import Progress
-from workers.prompts import TextCodec
 from workers.results import fact_arrays
 from workers.texts import TextWindow
 
@@ -191,24 +191,14 @@ class TextGenerator:
                 self._take(request, event)
 
     def _add(self, request: _Request) -> None:
-        sampling = self._sampling
         self._numbers += 1
-        room = min(sampling.max_new_tokens, self._max_positions - len(request.prompt))
         try:
             self._generator.add(
                 self._numbers,
                 request.prompt,
-                max_new_tokens=room,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                repetition_penalty=sampling.repetition_penalty,
+                self._sampling,
+                max_new_tokens=min(self._sampling.max_new_tokens, self._max_positions - len(request.prompt)),
                 seed=request.seed,
-                stop_ids=sampling.stop_ids,
-                beams=sampling.beams,
-                length_penalty=sampling.length_penalty,
-                min_new_tokens=min(sampling.min_new_tokens, room),
                 constraint=None if self._constraint is None else self._constraint.begin(),
             )
         except RecordRow as error:

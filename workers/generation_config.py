@@ -147,8 +147,6 @@ def decide_sampling(
     )
     _check(sampling)
     notes = [f"generation: {', '.join(values.notes)}", end_tokens.note]
-    if sampling.greedy and any(_given(value) for value in (asked["top_k"], asked["top_p"], asked["min_p"])):
-        notes.append("generation: top_k, top_p and min_p have no effect at temperature 0")
     return sampling, notes
 
 
@@ -221,12 +219,21 @@ def find_end_tokens(
         if found is None or found >= vocab_size:
             raise InputError(
                 f"task.generation.stop_tokens names what is no token of the model: `{token}`",
-                hint="a text that takes several tokens goes into task.generation.stop",
+                hint=_stop_token_hint(files, token),
             )
         origins.setdefault(found, "spec")
     shown = ", ".join(f"{files.tokenizer.id_to_token(token)} ({origin})" for token, origin in origins.items())
     note = f"end tokens: {shown}" if origins else "end tokens: none; every text runs to max_new_tokens or a stop string"
     return EndTokens(tuple(origins), note)
+
+
+def _stop_token_hint(files: DecoderFiles, token: str | int) -> str:
+    pieces = files.tokenizer.encode(token, add_special_tokens=False).tokens if isinstance(token, str) else []
+    spelt = f"the vocabulary spells this one `{pieces[0]}`; " if len(pieces) == 1 else ""
+    return (
+        f"{spelt}a stop token is an id of the vocabulary, or one token as the vocabulary spells it, such as "
+        "`<|im_end|>`; text that ends an answer wherever it comes goes into task.generation.stop"
+    )
 
 
 def _id_of(files: DecoderFiles, token: str | None) -> int | None:

@@ -13,74 +13,20 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from sharding.errors import InputError, RecordRow
 from workers.chat import ChatTemplate
+from workers.codec import TextCodec
 from workers.config import DecoderConfig, TaskConfig
 from workers.model.decoder import DecoderFiles
-from workers.model.encode import BoundedEncoder, TextTokens
-from workers.model.special import read_special_layout
-from workers.tokenize import NO_TOKENS, NULL_TEXT, TOO_LONG, TokenRows
+from workers.model.encode import TextTokens
+from workers.overlong import TOO_LONG, too_long
+from workers.tokenize import NO_TOKENS, NULL_TEXT, TokenRows
 
 NO_ANSWER = "the answer gives no token"
 NOTHING_TO_SCORE = "the answer's only token has none before it, so the model says nothing of it"
-
-
-class TextCodec(Protocol):
-    """A tokenizer as decoders need it.
-
-    Attributes:
-        start_ids: Special tokens before a plain text.
-        hard_chars: Characters beyond which no text is tokenised.
-    """
-
-    start_ids: tuple[int, ...]
-    hard_chars: int
-
-    def encode(self, texts: Sequence[str], room: int) -> list[TextTokens]:
-        """Tokens of texts without special tokens around them; more than `room` for a longer text."""
-
-    def cut(self, ids: list[int], length: int) -> list[int]:
-        """The tokens that stay when only `length` may."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of tokens; special tokens give none."""
-
-    def is_special(self, token: int) -> bool:
-        """Whether a token gives no text."""
-
-
-class FileCodec:
-    """The codec of a model's own tokenizer."""
-
-    def __init__(self, files: DecoderFiles, max_tokens: int) -> None:
-        self._tokenizer = files.tokenizer
-        self._side = files.truncation_side
-        self._encoder = BoundedEncoder(files.tokenizer, None, max_tokens=max_tokens, side=files.truncation_side)
-        self.start_ids = read_special_layout(files.tokenizer, 1).pieces[0]
-        self.hard_chars = self._encoder.hard_chars
-        added = files.tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(token for token, content in added.items() if content.special)
-
-    def encode(self, texts: Sequence[str], room: int) -> list[TextTokens]:
-        """See `TextCodec.encode`."""
-        return self._encoder.encode(texts, room)
-
-    def cut(self, ids: list[int], length: int) -> list[int]:
-        """See `TextCodec.cut`."""
-        return ids[:length] if self._side == "right" else ids[max(0, len(ids) - length) :]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """See `TextCodec.decode`."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
-
-    def is_special(self, token: int) -> bool:
-        """See `TextCodec.is_special`."""
-        return token in self._special
 
 
 def make_chat_template(files: DecoderFiles, decoder: DecoderConfig) -> ChatTemplate:
@@ -155,6 +101,19 @@ class PromptTokenizer:
         empty = [label for label, ids in zip(self._decoder.labels, self._labels, strict=True) if not ids]
         if empty:
             raise InputError(f"a label gives no token: `{empty[0]}`")
+        self._check_label_lengths()
+
+    def _check_label_lengths(self) -> None:
+        """Beside the longest label, one token of the prompt has to fit."""
+        lengths = [len(ids) for ids in self._labels]
+        room = self._task.max_tokens - len(self._start)
+        if lengths and max(lengths) >= room:
+            label = self._decoder.labels[lengths.index(max(lengths))]
+            raise InputError(
+                f"a label of {max(lengths)} tokens leaves no room for a prompt, {self._task.max_tokens_by} allows "
+                f"{self._task.max_tokens} together: `{label if len(label) <= 80 else label[:77] + '...'}`",
+                hint="shorten the label, or raise task.max_tokens where the model's context is longer",
+            )
 
     def tokenize_columns(self, columns: Sequence[Sequence[str | None]]) -> TokenRows:
         """Token rows; one column for each message or the plain text, and the answer's last."""
@@ -164,21 +123,22 @@ class PromptTokenizer:
         prompts = list(zip(*(columns[:-1] if scored else columns), strict=True))
         tails, cut = self._tails(answers, len(prompts))
         room = self._task.max_tokens - len(self._start)
-        rooms = [-1 if tail is None else room - max(map(len, tail), default=0) for tail in tails]
-        for number, found in enumerate(self._prompts(prompts, rooms)):
+        rooms = [tail if isinstance(tail, str) else room - max(map(len, tail), default=0) for tail in tails]
+        for number, (tail, found) in enumerate(zip(tails, self._prompts(prompts, rooms), strict=True)):
             if answers is not None and answers[number] is None:
                 rows.add_error(NULL_TEXT)
-            elif isinstance(found, str):
-                rows.add_error(found, truncated=found.startswith(TOO_LONG))
+            elif isinstance(found, str) or isinstance(tail, str):
+                error = str(found)
+                rows.add_error(error, truncated=TOO_LONG in error)
             else:
                 ids, truncated = found
-                self._add(rows, self._start + ids, tails[number] or [], truncated or number in cut)
+                self._add(rows, self._start + ids, tail, truncated or number in cut)
         return rows.build(with_types=scored or bool(self._labels))
 
     def _tails(
         self, answers: Sequence[str | None] | None, rows: int
-    ) -> tuple[list[list[list[int]] | None], frozenset[int]]:
-        """What follows each prompt (nothing, the answer, or each label; None: too long), and which answers are cut.
+    ) -> tuple[list[list[list[int]] | str], frozenset[int]]:
+        """What follows each prompt (nothing, the answer, or each label; text: its error), and which answers are cut.
 
         An answer is cut only where there is no prompt: then it is the text whose likelihood is asked for.
         """
@@ -186,7 +146,7 @@ class PromptTokenizer:
             return [self._labels] * rows, frozenset()
         room = self._task.max_tokens - len(self._start)
         promptless = not self._decoder.messages and not self._task.text and self._task.truncate == "end"
-        tails: list[list[list[int]] | None] = []
+        tails: list[list[list[int]] | str] = []
         cut: set[int] = set()
         for row, found in enumerate(self.codec.encode([answer or "" for answer in answers], room)):
             if not found.cut and len(found.ids) <= room:
@@ -195,24 +155,30 @@ class PromptTokenizer:
                 tails.append([self.codec.cut(found.ids, room)])
                 cut.add(row)
             else:
-                tails.append(None)
+                tails.append(self._too_long(found, room, subject="the answer has "))
         return tails, frozenset(cut)
 
     def _prompts(
-        self, prompts: Sequence[Sequence[str | None]], rooms: Sequence[int]
+        self, prompts: Sequence[Sequence[str | None]], rooms: Sequence[int | str]
     ) -> Iterator[tuple[list[int], bool] | str]:
-        """Ids of each prompt and whether it was cut, or the row's error."""
+        """Ids of each prompt and whether it was cut, or the row's error; a room may be an error already."""
         if self._template is None:
-            most = max(rooms, default=0)
+            most = max((room for room in rooms if isinstance(room, int)), default=0)
             encoded = iter(self.codec.encode([texts[0] or "" for texts in prompts], max(most, 1)))
             for texts, room in zip(prompts, rooms, strict=True):
                 found = next(encoded)
-                yield NULL_TEXT if texts[0] is None else self._fitted_plain(found, room)
+                if texts[0] is None:
+                    yield NULL_TEXT
+                else:
+                    yield room if isinstance(room, str) else self._fitted_plain(found, room)
             return
         for texts, room in zip(prompts, rooms, strict=True):
             try:
                 whole = [text for text in texts if text is not None]
-                yield NULL_TEXT if len(whole) < len(texts) else self._fitted_chat(whole, room)
+                if len(whole) < len(texts):
+                    yield NULL_TEXT
+                else:
+                    yield room if isinstance(room, str) else self._fitted_chat(whole, room)
             except RecordRow as error:
                 yield str(error)
 
@@ -220,35 +186,48 @@ class PromptTokenizer:
         if not found.cut and len(found.ids) <= room:
             return found.ids, False
         if self._task.truncate == "error" or room < 1:
-            return self._too_long()
+            return self._too_long(found, room)
         return self.codec.cut(found.ids, room), True
 
     def _fitted_chat(self, texts: list[str], room: int) -> tuple[list[int], bool] | str:
         """Render, and render again with less of the longest message until the prompt fits."""
         longest = max(range(len(texts)), key=lambda index: len(texts[index]))
 
+        def render(length: int) -> TextTokens:
+            return self._rendered([text[:length] if i == longest else text for i, text in enumerate(texts)], room)
+
         def attempt(length: int) -> list[int] | None:
-            contents = [text[:length] if index == longest else text for index, text in enumerate(texts)]
-            return self._rendered(contents, room)
+            found = render(length)
+            return None if found.cut or len(found.ids) > room else found.ids
 
         most = min(len(texts[longest]), self.codec.hard_chars)
-        if most == len(texts[longest]) and (ids := attempt(most)) is not None:
-            return ids, False
+        whole = TextTokens([], cut=True, complete=False)  # beyond the hard bound: nobody counts
+        if most == len(texts[longest]):
+            whole = render(most)
+            if not whole.cut and len(whole.ids) <= room:
+                return whole.ids, False
         if self._task.truncate == "error" or room < 1:
-            return self._too_long()
+            return self._too_long(whole, room)
         fitting = _largest(most, attempt)
-        return self._too_long() if fitting is None else (fitting, True)
+        if fitting is None:
+            return self._too_long(render(0), room, more=" even without its longest message")
+        return fitting, True
 
-    def _rendered(self, contents: Sequence[str], room: int) -> list[int] | None:
-        """Ids of a chat, or None when it is too long."""
+    def _rendered(self, contents: Sequence[str], room: int) -> TextTokens:
+        """Tokens of a chat; more than `room` where it is longer."""
         assert self._template is not None
         roles = [role for role, _ in self._decoder.messages]
         text = self._template.render(list(zip(roles, contents, strict=True)))
         (found,) = self.codec.encode([text], max(room, 1))
-        return None if found.cut or len(found.ids) > room else found.ids
+        return found
 
-    def _too_long(self) -> str:
-        return f"{TOO_LONG}: `{self._task.max_tokens}`"
+    def _too_long(self, found: TextTokens, room: int, *, subject: str = "the prompt has ", more: str = "") -> str:
+        start = len(self._start)
+        beside = " beside the longest label" if self._labels else ""
+        if self._decoder.answer is not None and subject.startswith("the prompt"):
+            beside = " beside the answer"
+        limit = self._task.max_tokens_by
+        return too_long([found], max(room, 0) + start, limit, subject=subject, beside=beside + more, more=start)
 
     def _add(self, rows: _Rows, head: list[int], tails: list[list[int]], truncated: bool) -> None:
         if self._decoder.answer is None:

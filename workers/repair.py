@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sharding.errors import RetryShard
 from sharding.storage import Storage
+from sharding.words import counted
 from workers.config import WorkerConfig
 
 _READ_BYTES = 8 << 20
@@ -54,7 +55,7 @@ class KeptReader:
         while missing:
             batch = self._rest if self._rest is not None else next(self._batches, None)
             if batch is None:
-                raise RetryShard(f"the part on disk ends {missing} rows early")
+                raise RetryShard(f"the part on disk ends {counted(missing, 'row')} early")
             parts.append(batch.slice(0, missing))
             self._rest = batch.slice(missing) if batch.num_rows > missing else None
             missing -= parts[-1].num_rows

@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import InputError
+from workers.config import LimitName
 from workers.model.encode import BoundedEncoder, TextTokens
 from workers.model.files import read_model_files
 from workers.model.special import SpecialLayout, read_special_layout
 from workers.model.tokenizer import load_tokenizer
+from workers.overlong import too_long
 
 NULL_TEXT = "null text"
 NO_TOKENS = "the text gives no token"
-TOO_LONG = "more tokens than task.max_tokens and the model's context allow"
 _BATCH_TEXTS = 1024
 _MOST_TOKENS = 2**32 - 1
 
@@ -76,6 +77,7 @@ class TextTokenizer:
         max_tokens: int | None = None,
         prompt: str = "",
         truncate: Literal["end", "error"] = "end",
+        limit_name: LimitName = "task.max_tokens",
     ) -> None:
         files = read_model_files(model_path)
         limit = files.limit_tokens(max_tokens)
@@ -83,6 +85,7 @@ class TextTokenizer:
         self.max_tokens_rule = limit.rule
         self._prompt = prompt
         self._truncate = truncate
+        self._limit_name = limit_name
         self._tokenizer = load_tokenizer(files)
         self._side = files.truncation_side
         self._single = read_special_layout(self._tokenizer, 1)
@@ -151,7 +154,7 @@ class TextTokenizer:
         room = self.max_tokens - self._single.count
         truncated = text.cut or len(text.ids) > room
         if truncated and self._truncate == "error":
-            rows.add_error(row, _too_long([text], self._single.count, self.max_tokens), truncated=True)
+            rows.add_error(row, self._too_long([text], self._single.count), truncated=True)
         else:
             rows.add(row, truncated, self._single, self._cut(text.ids, room))
 
@@ -167,13 +170,16 @@ class TextTokenizer:
         first, second = pair
         truncated = first.cut or second.cut or len(first.ids) + len(second.ids) > room
         if truncated and self._truncate == "error":
-            rows.add_error(row, _too_long(pair, layout.count, self.max_tokens), truncated=True)
+            rows.add_error(row, self._too_long(pair, layout.count), truncated=True)
             return
         if room % 2 and min(len(first.ids), len(second.ids)) > room:
             # The odd token goes to the longer text: only here both lengths matter beyond the room.
             first, second = map(self._encoder.encode_whole, texts)
         lengths = share_room(len(first.ids), len(second.ids), room)
         rows.add(row, truncated, layout, self._cut(first.ids, lengths[0]), self._cut(second.ids, lengths[1]))
+
+    def _too_long(self, texts: Sequence[TextTokens], special_tokens: int) -> str:
+        return too_long(texts, self.max_tokens, self._limit_name, more=special_tokens)
 
     def _cut(self, ids: list[int], length: int) -> list[int]:
         if len(ids) <= length:
@@ -217,12 +223,6 @@ def share_room(first: int, second: int, room: int) -> tuple[int, int]:
     if shorter > longer:
         shorter, longer = room // 2, room - room // 2
     return (longer, shorter) if first > second else (shorter, longer)
-
-
-def _too_long(texts: Sequence[TextTokens], special_tokens: int, max_tokens: int) -> str:
-    whole = all(text.complete for text in texts)
-    count = f"{sum(len(text.ids) for text in texts) + special_tokens}" if whole else f"more than {max_tokens}"
-    return f"{TOO_LONG}: `{count} of {max_tokens}`"
 
 
 class _RowBuilder:

@@ -79,7 +79,13 @@ def load_tokenizer(source: str, path: Path, task: TaskConfig) -> Tokenizer:
         return FakeTokenizer(max_tokens=task.max_tokens, prompt=task.prompt)
     from workers.tokenize import TextTokenizer
 
-    return TextTokenizer(path, max_tokens=task.max_tokens, prompt=task.prompt, truncate=task.truncate)
+    return TextTokenizer(
+        path,
+        max_tokens=task.max_tokens,
+        prompt=task.prompt,
+        truncate=task.truncate,
+        limit_name=task.max_tokens_by,
+    )
 
 
 def load_prompt_tokenizer(source: str, path: Path, task: TaskConfig) -> PromptTokenizer:
@@ -89,7 +95,8 @@ def load_prompt_tokenizer(source: str, path: Path, task: TaskConfig) -> PromptTo
         ModelError: The folder holds none that can be read.
         InputError: The task wants a chat and the model has no template for it.
     """
-    from workers.prompts import FileCodec, PromptTokenizer, make_chat_template
+    from workers.codec import FileCodec
+    from workers.prompts import PromptTokenizer, make_chat_template
 
     assert task.decoder is not None, "a decoder task"
     files = load_decoder_files(source, path)

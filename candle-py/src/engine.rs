@@ -129,15 +129,17 @@ impl Engine {
     }
 
     /// Generates tokens for many requests at a time.
-    #[pyo3(signature = (*, max_rows=64, cache_bytes=None, step_tokens=512))]
+    #[pyo3(signature = (*, max_rows=64, cache_bytes=None, step_tokens=512, longest_tokens=0, beams=1))]
     fn generator(
         &self,
         py: Python<'_>,
         max_rows: i64,
         cache_bytes: Option<i64>,
         step_tokens: i64,
+        longest_tokens: i64,
+        beams: i64,
     ) -> PyResult<Generator> {
-        Generator::new(py, &self.engine, max_rows, cache_bytes, step_tokens)
+        Generator::new(py, &self.engine, max_rows, cache_bytes, step_tokens, (longest_tokens, beams))
     }
 
     /// Computes this rank's part of what the engine of rank 0 is asked for, until that is closed.

@@ -30,18 +30,21 @@ struct State {
 }
 
 impl Generator {
-    /// A generator on the engine's model.
+    /// A generator on the engine's model; `longest` is tokens and beams of the longest request.
     pub fn new(
         py: Python<'_>,
         engine: &candle_engine::Engine,
         max_rows: i64,
         cache_bytes: Option<i64>,
         step_tokens: i64,
+        longest: (i64, i64),
     ) -> PyResult<Self> {
         let cache_bytes = cache_bytes.map(|bytes| natural(py, "cache_bytes", bytes)).transpose()?;
         let limits = Limits {
             max_rows: natural(py, "max_rows", max_rows)?,
             cache_bytes: cache_bytes.unwrap_or(CACHE_BYTES),
+            longest_tokens: natural(py, "longest_tokens", longest.0)?,
+            beams: natural(py, "beams", longest.1)?,
             step_tokens: natural(py, "step_tokens", step_tokens)?,
             threads: engine.threads(),
             isa: engine.isa(),

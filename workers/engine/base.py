@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.batch import TokenBatch
+from workers.config import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +93,29 @@ class Event(Protocol):
 class Generator(Protocol):
     """Texts that grow together, one token each in a step; more may be added at any time and wait for a place."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the key/value cache."""
+
     def add(
         self,
         request_id: int,
         ids: Sequence[int],
+        sampling: Sampling,
         *,
         max_new_tokens: int,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
         seed: int = 0,
-        stop_ids: Sequence[int] = (),
-        beams: int = 1,
-        length_penalty: float = 1.0,
-        min_new_tokens: int = 0,
         constraint: Constraint | None = None,
     ) -> None:
         """Add a prompt.
+
+        Args:
+            request_id: The caller's, of no other text on its way.
+            ids: Tokens of the prompt.
+            sampling: How tokens are chosen. Its `n`, `seed` and `stop` are the caller's affair.
+            max_new_tokens: Room for new tokens, where that is less than the task's.
+            seed: Of this text's random numbers.
+            constraint: What its tokens have to keep to, or None.
 
         Raises:
             RecordRow: The model cannot take it.
@@ -151,6 +156,7 @@ class Engine(Protocol):
 
         Args:
             rows: Texts that grow at the same time.
-            cache_bytes: Size of the key/value cache; None leaves it to the engine.
+            cache_bytes: Size of the key/value cache, or what the task's longest text needs where that is more; None
+                leaves it to the engine.
             step_tokens: Most tokens that enter the model in one step.
         """

@@ -13,15 +13,10 @@ from numpy.typing import NDArray
 
 from sharding.errors import CandelabraError, InfrastructureError, InputError, RecordRow, RetryShard
 from workers.batch import TokenBatch
-from workers.config import RankConfig, TaskConfig, TaskKind
-from workers.engine.base import BatchOutput, EngineInfo, Event, Generator
+from workers.config import RankConfig, Sampling, TaskConfig, TaskKind
+from workers.engine.base import BatchOutput, Constraint, EngineInfo, Event, Generator
 from workers.errors import GroupLostError, ModelError
 from workers.likelihood import compute_likelihoods
-
-_BLOCK_TOKENS = 16
-_FLOAT_BYTES = 4
-_ENGINES_CACHE_BYTES = 1 << 30
-"""The key/value cache that the engine makes unasked, at most."""
 
 
 def inspect_candle(path: Path, kind: TaskKind, pooling: str, *, by_likelihood: bool = False) -> EngineInfo:
@@ -109,26 +104,27 @@ class CandleEngine:
 
     def generator(self, *, rows: int, cache_bytes: int | None, step_tokens: int) -> Generator:
         """See `workers.engine.base.Engine.generator`."""
-        least = self._least_cache_bytes()
-        if cache_bytes is None and least > _ENGINES_CACHE_BYTES:
-            cache_bytes = least
-        elif cache_bytes is not None:
-            cache_bytes = max(cache_bytes, least)
+        longest_tokens, beams = self._longest_request()
         try:
             native: Any = self._engine
-            inner = native.generator(max_rows=rows, cache_bytes=cache_bytes, step_tokens=step_tokens)
+            inner = native.generator(
+                max_rows=rows,
+                cache_bytes=cache_bytes,
+                step_tokens=step_tokens,
+                longest_tokens=longest_tokens,
+                beams=beams,
+            )
         except candle_py.EngineError as error:
             raise _translated(error) from error
         return _Generator(inner)
 
-    def _least_cache_bytes(self) -> int:
-        """What the largest row of the task may need: a smaller cache would cost rows, not time."""
-        decoder, facts = self._task.decoder, self._engine.info
+    def _longest_request(self) -> tuple[int, int]:
+        """Tokens and beams of the largest text that the task may ask for: a smaller cache would cost rows, not time."""
+        decoder = self._task.decoder
         if decoder is None or decoder.sampling is None:
-            return 0
+            return 0, 1
         tokens = min(self._task.max_tokens + decoder.sampling.max_new_tokens, decoder.max_positions)
-        numbers = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"] * _BLOCK_TOKENS
-        return int(-(-tokens // _BLOCK_TOKENS) * decoder.sampling.beams * numbers * _FLOAT_BYTES)
+        return tokens, decoder.sampling.beams
 
     def _logprobs(self, ids: NDArray[np.uint32], offsets: NDArray[np.uint32]) -> NDArray[np.float32]:
         native: Any = self._engine
@@ -167,10 +163,40 @@ class _Generator:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
-    def add(self, request_id: int, ids: Sequence[int], **options: Any) -> None:
+    @property
+    def cache_bytes(self) -> int:
+        """See `workers.engine.base.Generator.cache_bytes`."""
+        stats = self._inner.stats
+        return int(stats["blocks"] * stats["block_bytes"])
+
+    def add(
+        self,
+        request_id: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int = 0,
+        constraint: Constraint | None = None,
+    ) -> None:
         """See `workers.engine.base.Generator.add`."""
         try:
-            self._inner.add(request_id, np.array(ids, np.uint32), **options)
+            self._inner.add(
+                request_id,
+                np.array(ids, np.uint32),
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=min(sampling.min_new_tokens, max_new_tokens),
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                repetition_penalty=sampling.repetition_penalty,
+                beams=sampling.beams,
+                length_penalty=sampling.length_penalty,
+                stop_ids=sampling.stop_ids,
+                seed=seed,
+                constraint=constraint,
+            )
         except candle_py.EngineError as error:
             raise _translated(error) from error
 

@@ -110,25 +110,25 @@ class FakeTokenizer:
 
 
 class FakeCodec:
-    """See `workers.prompts.TextCodec`: one id per word, and a word for every id. Id 1 ends a text."""
+    """See `workers.codec.TextCodec`: one id per word, and a word for every id. Id 1 ends a text."""
 
     start_ids: tuple[int, ...] = ()
     hard_chars = 1 << 20
 
     def encode(self, texts: Sequence[str], room: int) -> list[TextTokens]:
-        """See `workers.prompts.TextCodec.encode`."""
+        """See `workers.codec.TextCodec.encode`."""
         return [TextTokens([_word_id(word) for word in text.split()], cut=False, complete=True) for text in texts]
 
     def cut(self, ids: list[int], length: int) -> list[int]:
-        """See `workers.prompts.TextCodec.cut`."""
+        """See `workers.codec.TextCodec.cut`."""
         return ids[:length]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `workers.prompts.TextCodec.decode`."""
+        """See `workers.codec.TextCodec.decode`."""
         return " ".join(f"w{token}" for token in ids if token != END_ID)
 
     def is_special(self, token: int) -> bool:
-        """See `workers.prompts.TextCodec.is_special`."""
+        """See `workers.codec.TextCodec.is_special`."""
         return token == END_ID
 
 

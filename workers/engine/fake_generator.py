@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from sharding.errors import RecordRow
+from workers.config import Sampling
 from workers.engine.base import Constraint
 
 _END_ONE_IN = 20
@@ -38,10 +39,9 @@ class FakeEvent:
 class _Text:
     request_id: int
     prompt: tuple[int, ...]
+    sampling: Sampling
     max_new_tokens: int
-    min_new_tokens: int
     seed: int
-    stop_ids: tuple[int, ...]
     constraint: Constraint | None
     new: list[int] = field(default_factory=list)
 
@@ -64,23 +64,16 @@ class FakeGenerator:
         self._growing: list[_Text] = []
         self._waiting: deque[_Text] = deque()
         self.most_held = 0
+        self.cache_bytes = 0
 
     def add(
         self,
         request_id: int,
         ids: Sequence[int],
+        sampling: Sampling,
         *,
         max_new_tokens: int,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
         seed: int = 0,
-        stop_ids: Sequence[int] = (),
-        beams: int = 1,
-        length_penalty: float = 1.0,
-        min_new_tokens: int = 0,
         constraint: Constraint | None = None,
     ) -> None:
         """See `workers.engine.base.Generator.add`."""
@@ -91,10 +84,8 @@ class FakeGenerator:
             raise RecordRow("the model cannot take this row: `crash`")
         if not prompt or len(prompt) + max_new_tokens > self._max_positions:
             raise RecordRow(f"the prompt does not fit: `{len(prompt)}`")
-        chosen = seed if temperature > 0 else 0
-        self._waiting.append(
-            _Text(request_id, prompt, max_new_tokens, min_new_tokens, chosen, tuple(stop_ids), constraint)
-        )
+        chosen = 0 if sampling.greedy else seed
+        self._waiting.append(_Text(request_id, prompt, sampling, max_new_tokens, chosen, constraint))
         self.most_held = max(self.most_held, len(self._waiting) + len(self._growing))
 
     def step(self) -> list[FakeEvent]:
@@ -124,7 +115,7 @@ class FakeGenerator:
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
             allowed = lambda token: bool(bits[token])  # noqa: E731
         token, chance = self._next(text, allowed)
-        if token in text.stop_ids:
+        if token in text.sampling.stop_ids:
             return FakeEvent(text.request_id, [], [], "stop")
         text.new.append(token)
         logprob = -float(chance % 1000) / 500
@@ -134,14 +125,15 @@ class FakeGenerator:
     def _next(self, text: _Text, allowed: Callable[[int], bool]) -> tuple[int, int]:
         content = np.array([text.seed, *text.prompt, *text.new], np.uint64).tobytes()
         chance = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        early = len(text.new) < text.min_new_tokens
-        ends: Collection[int] = () if early else [token for token in text.stop_ids if allowed(token)]
+        stop_ids = text.sampling.stop_ids
+        early = len(text.new) < min(text.sampling.min_new_tokens, text.max_new_tokens)
+        ends: Collection[int] = () if early else [token for token in stop_ids if allowed(token)]
         if ends and chance % _END_ONE_IN == 0:
             return next(iter(ends)), chance
         first = chance // _END_ONE_IN % self._vocab_size
         for offset in range(self._vocab_size):
             token = (first + offset) % self._vocab_size
-            if token not in text.stop_ids and allowed(token):
+            if token not in stop_ids and allowed(token):
                 return token, chance
         if ends:
             return next(iter(ends)), chance

@@ -165,7 +165,15 @@ class Engine:
         Raises:
             CommunicatorError: another rank could not be told.
         """
-    def generator(self, *, max_rows: int = 64, cache_bytes: int | None = None, step_tokens: int = 512) -> Generator:
+    def generator(
+        self,
+        *,
+        max_rows: int = 64,
+        cache_bytes: int | None = None,
+        step_tokens: int = 512,
+        longest_tokens: int = 0,
+        beams: int = 1,
+    ) -> Generator:
         """Make a generator, with a cache of its own.
 
         Args:
@@ -174,6 +182,9 @@ class Engine:
                 small cache makes requests wait, or begin again, but changes nothing of what they give.
             step_tokens: tokens of a step: one of every running row, then prompts. More is faster on long prompts, less
                 keeps the steps of others short.
+            longest_tokens: of the longest request that is to come, its new ones included: a cache that could not hold
+                it is made as large as that. By default a request that does not fit is refused.
+            beams: of that request.
 
         Raises:
             InputError: a model without a language model head, or a limit that makes no sense.

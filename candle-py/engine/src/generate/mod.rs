@@ -63,7 +63,8 @@ enum Outcome {
 }
 
 impl<M: StepModel> Generator<M> {
-    /// A generator on `model`, whose cache it makes as large as `limits` say, or as all rows at full length could use.
+    /// A generator on `model`, whose cache it makes as large as `limits` say, as the longest request needs where that is
+    /// more, and never larger than all rows at full length could use.
     ///
     /// # Errors
     /// [`Error::Input`] for limits of zero or a cache of less than a block; [`Error::Device`] where the machine lacks
@@ -77,7 +78,8 @@ impl<M: StepModel> Generator<M> {
             }
         }
         let useful = limits.max_rows.saturating_mul(blocks_of(model.max_positions()));
-        let blocks = (limits.cache_bytes / model.block_bytes().max(1)).min(useful);
+        let longest = limits.beams.saturating_mul(blocks_of(limits.longest_tokens.min(model.max_positions())));
+        let blocks = (limits.cache_bytes / model.block_bytes().max(1)).max(longest).min(useful);
         if blocks == 0 {
             return Err(Error::input(format!(
                 "cache_bytes are fewer than the {} of one block: `{}`",

@@ -113,6 +113,11 @@ pub struct Limits {
     pub max_rows: usize,
     /// Bytes of keys and values.
     pub cache_bytes: usize,
+    /// Tokens of the longest request that is to come, its new ones included: a cache that could not hold it becomes as
+    /// large as that. 0 where nobody knows.
+    pub longest_tokens: usize,
+    /// Beams of such a request.
+    pub beams: usize,
     /// Tokens of a step: those of rows that have their prompt behind them, then prompts, in pieces where they are long.
     /// Every such row enters each step, and one token of a prompt, even where that is more.
     pub step_tokens: usize,

@@ -1,10 +1,10 @@
 //! What is refused, what a caller may stop, and what the counters tell.
 
 use candle_engine::Error;
-use candle_engine::generate::{Event, Finish, Generator, Limits, NoMasks, Params};
+use candle_engine::generate::{BLOCK_TOKENS, Event, Finish, Generator, Limits, NoMasks, Params};
 
 use crate::toy::{POSITIONS, Toy, VOCAB};
-use crate::{alone, drain, generator, prompt, roomy, tight};
+use crate::{alone, drain, generator, prompt, roomy, tight, together};
 
 fn refusal(limits: Limits, prompt: Vec<u32>, params: Params) -> String {
     let mut generator = generator(limits);
@@ -70,6 +70,24 @@ fn limits_that_make_no_sense_are_refused_by_name() {
         let error = Generator::new(Toy::default(), limits).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
+}
+
+#[test]
+fn a_cache_too_small_for_the_longest_request_grows_to_hold_it_and_no_further() {
+    let blocks = |limits: Limits| generator(limits).stats().blocks;
+    assert_eq!(blocks(Limits { longest_tokens: 65, ..tight(4) }), 5);
+    assert_eq!(blocks(Limits { longest_tokens: 64, ..tight(4) }), 4);
+    assert_eq!(blocks(Limits { longest_tokens: 65, beams: 3, ..tight(4) }), 15);
+    assert_eq!(blocks(Limits { longest_tokens: 65, beams: 3, ..tight(20) }), 20);
+    assert_eq!(blocks(Limits { longest_tokens: 17, cache_bytes: 0, ..roomy() }), 2);
+    // No request is longer than the model's positions, nor has more rows than there are.
+    let most = POSITIONS / BLOCK_TOKENS;
+    assert_eq!(blocks(Limits { longest_tokens: usize::MAX, beams: 2, ..tight(1) }), 2 * most);
+    assert_eq!(blocks(Limits { longest_tokens: usize::MAX, beams: 9, max_rows: 3, ..tight(1) }), 3 * most);
+    let request = (vec![1; 50], Params { beams: 4, ..Params::greedy(15) });
+    assert!(generator(tight(6)).add(0, request.0.clone(), request.1.clone()).is_err());
+    let small = Limits { longest_tokens: 65, beams: 4, ..tight(6) };
+    assert_eq!(together(small, std::slice::from_ref(&request)).0, alone(&[request]));
 }
 
 #[test]

@@ -31,7 +31,15 @@ impl Given {
 
 /// Room for everything.
 pub fn roomy() -> Limits {
-    Limits { max_rows: 64, cache_bytes: usize::MAX, step_tokens: 512, threads: 1, isa: Isa::detected() }
+    Limits {
+        max_rows: 64,
+        cache_bytes: usize::MAX,
+        longest_tokens: 0,
+        beams: 1,
+        step_tokens: 512,
+        threads: 1,
+        isa: Isa::detected(),
+    }
 }
 
 /// A cache of so many blocks.

@@ -94,8 +94,15 @@ fn golden_decoders_equal_the_reference_on_all_ranks() {
 
 /// New ids of all prompts, generated together.
 fn generated(engine: &Engine, prompts: &[Vec<u32>], params: &Params) -> Vec<Vec<u32>> {
-    let limits =
-        Limits { max_rows: 4, cache_bytes: 1 << 20, step_tokens: 24, threads: engine.threads(), isa: engine.isa() };
+    let limits = Limits {
+        max_rows: 4,
+        cache_bytes: 1 << 20,
+        longest_tokens: 0,
+        beams: 1,
+        step_tokens: 24,
+        threads: engine.threads(),
+        isa: engine.isa(),
+    };
     let mut generator = Generator::new(engine.session().unwrap(), limits).unwrap();
     for (id, prompt) in prompts.iter().enumerate() {
         generator.add(id as u64, prompt.clone(), params.clone()).unwrap();

@@ -1,0 +1,86 @@
+"""What rounding weights to bfloat16 does to a generate job: greedy texts and next-token distributions in both formats.
+
+usage: python -m benchmarks.weight_dtypes [SPEC.yaml]         by default configs/generate-smollm2.yaml: 100 docstrings
+
+JSON on stdout. Logits are compared along the float32 text of each row, at every place that chose a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import candle_py
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.sides import ROOT
+from jobs.prepare import prepare_job
+from jobs.sample import sample_rows
+from jobs.spec import load_spec
+
+Ids = NDArray[np.uint32]
+
+
+def greedy(engine: candle_py.Engine, prompts: list[Ids], new: int, stop_ids: tuple[int, ...]) -> list[list[int]]:
+    """The greedy text of each prompt, as ids."""
+    generator = engine.generator()
+    ids: list[list[int]] = [[] for _ in prompts]
+    for number, prompt in enumerate(prompts):
+        generator.add(number, prompt, max_new_tokens=new, stop_ids=stop_ids)
+    while generator.pending:
+        for event in generator.step():
+            ids[event.request_id] += event.ids
+    return ids
+
+
+def choosing_logits(engine: candle_py.Engine, prompt: Ids, text: list[int]) -> NDArray[np.float64]:
+    """Logits at each place whose next token was chosen, `(len(text) + 1, vocabulary)`."""
+    ids = np.concatenate([prompt, np.array(text, np.uint32)])
+    logits = np.asarray(engine.logits(ids, np.array([0, len(ids)], np.uint32)))
+    return logits[len(prompt) - 1 :].astype(np.float64)
+
+
+def compare(spec: Path) -> dict[str, float]:
+    """Both formats on the rows of a job."""
+    prepared = prepare_job(load_spec(spec))
+    decoder = prepared.worker_config.task.decoder
+    assert decoder is not None, "a decoder task"
+    assert decoder.sampling is not None, "a task of kind generate"
+    sample = sample_rows(prepared)
+    prompts = [ids for ids in np.split(sample.ids, sample.offsets[1:-1]) if len(ids)]
+    engines = [candle_py.Engine.load(prepared.model.path, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    new, stop_ids = decoder.sampling.max_new_tokens, decoder.sampling.stop_ids
+    exact, rounded = (greedy(engine, prompts, new, stop_ids) for engine in engines)
+    places = agreeing = 0
+    divergences: list[float] = []
+    margin = 0.0
+    for prompt, text in zip(prompts, exact, strict=True):
+        logits = [choosing_logits(engine, prompt, text) for engine in engines]
+        logs = [values - np.logaddexp.reduce(values, axis=1, keepdims=True) for values in logits]
+        divergences += (np.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=1).tolist()
+        agree = logits[0].argmax(axis=1) == logits[1].argmax(axis=1)
+        best = np.sort(logits[0][~agree], axis=1)[:, -2:]
+        margin = max(margin, float((best[:, 1] - best[:, 0]).max(initial=0.0)))
+        places, agreeing = places + len(agree), agreeing + int(agree.sum())
+    return {
+        "rows": len(prompts),
+        "equal_texts": sum(one == other for one, other in zip(exact, rounded, strict=True)),
+        "places": places,
+        "places_with_the_same_likeliest_token": agreeing,
+        "largest_margin_where_it_differs": margin,
+        "mean_divergence_nats": float(np.mean(divergences)),
+        "largest_divergence_nats": float(np.max(divergences)),
+    }
+
+
+def main() -> None:
+    """Compare, and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("spec", type=Path, nargs="?", default=ROOT / "configs/generate-smollm2.yaml")
+    print(json.dumps(compare(parser.parse_args().spec), indent=1))
+
+
+if __name__ == "__main__":
+    main()
