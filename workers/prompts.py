@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sharding.errors import InputError, RecordRow
+from sharding.words import counted
 from workers.chat import ChatTemplate
 from workers.codec import TextCodec
 from workers.config import DecoderConfig, TaskConfig
@@ -109,9 +110,10 @@ class PromptTokenizer:
         room = self._task.max_tokens - len(self._start)
         if lengths and max(lengths) >= room:
             label = self._decoder.labels[lengths.index(max(lengths))]
+            shown = label if len(label) <= 80 else label[:77] + "..."
             raise InputError(
-                f"a label of {max(lengths)} tokens leaves no room for a prompt, {self._task.max_tokens_by} allows "
-                f"{self._task.max_tokens} together: `{label if len(label) <= 80 else label[:77] + '...'}`",
+                f"a label of {counted(max(lengths), 'token')} leaves no room for a prompt, "
+                f"{self._task.max_tokens_by} allows {self._task.max_tokens} together: `{shown}`",
                 hint="shorten the label, or raise task.max_tokens where the model's context is longer",
             )
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import InputError
+from sharding.words import counted
 from workers.config import LimitName
 from workers.model.encode import BoundedEncoder, TextTokens
 from workers.model.files import read_model_files
@@ -194,7 +195,7 @@ class TextTokenizer:
     def _check_room(self, layout: SpecialLayout) -> None:
         if self.max_tokens <= layout.count:
             raise InputError(
-                f"task.max_tokens leaves no room beside {layout.count} special tokens: `{self.max_tokens}`",
+                f"task.max_tokens leaves no room beside {counted(layout.count, 'special token')}: `{self.max_tokens}`",
                 hint=f"the limit comes from {self.max_tokens_rule}",
             )
 

@@ -354,7 +354,7 @@ fn kinds_that_cannot_be_read_are_named_once_each() {
         bytes[at] = kind;
         fs::write(&file, &bytes).unwrap();
         let error = check(&file).unwrap_err();
-        let expected = format!("kind of 1 tensors, the first of them token_embd.weight, is not supported: `{shown}`");
+        let expected = format!("kind of tensor token_embd.weight is not supported: `{shown}`");
         assert_eq!(error.to_string(), expected);
         assert!(error.hint().unwrap().contains("Q4_K"));
     }

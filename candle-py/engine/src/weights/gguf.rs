@@ -288,7 +288,8 @@ fn refuse_kinds(file: &GgufFile) -> Result<()> {
     let mut problems = Problems::default();
     for (kind, (count, first)) in kinds {
         let name = unsupported_name(kind);
-        problems.push(format!("kind of {count} tensors, the first of them {first}, is not supported: `{name}`"));
+        let tensors = if count == 1 { format!("tensor {first}") } else { format!("{count} tensors from {first} on") };
+        problems.push(format!("kind of {tensors} is not supported: `{name}`"));
     }
     let hint = format!("quantise the model anew; supported kinds: {SUPPORTED_KINDS}");
     problems.into_result(file.path()).map_err(|error| error.with_hint(hint))
