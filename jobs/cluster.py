@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError as RayAuthenticationError
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from jobs.backend import Died, Errored, Event, Finished, RunningTotals
 from jobs.embedded_ray import start_embedded_ray
@@ -138,7 +138,8 @@ class RayBackend:
 
     def assign(self, replica: int, assignment: Assignment) -> None:
         """See `jobs.backend.Backend.assign`."""
-        self._replicas[replica].task = self._replicas[replica].actor.run.remote(assignment)
+        given = self._replicas[replica]
+        given.task, given.mute = given.actor.run.remote(assignment), False
 
     def wait(self, timeout_s: float) -> list[Event]:
         """See `jobs.backend.Backend.wait`."""
@@ -220,14 +221,17 @@ class RayBackend:
 
     def totals(self) -> RunningTotals:
         """See `jobs.backend.Backend.totals`."""
-        working = [replica for replica in self._replicas.values() if replica.ready and replica.task is not None]
-        if not working:
-            return RunningTotals(0, 0)
-        asked = [replica.actor.progress.remote() for replica in working]
-        with contextlib.suppress(RayError, GetTimeoutError):
-            answers: list[Any] = ray.get(asked, timeout=_PROGRESS_TIMEOUT_S)
-            return RunningTotals(sum(answer.rows for answer in answers), sum(answer.tokens for answer in answers))
-        return RunningTotals(0, 0)
+        working = [one for one in self._replicas.values() if one.ready and one.task is not None and not one.mute]
+        asked = {one.actor.progress.remote(): one for one in working}
+        done, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROGRESS_TIMEOUT_S) if asked else ([], [])
+        for ref in late:
+            asked[ref].mute = True  # a stopped one must not make everybody wait every second
+        rows = tokens = 0
+        for ref in done:
+            with contextlib.suppress(RayError):
+                answer = ray.get(ref)
+                rows, tokens = rows + answer.rows, tokens + answer.tokens
+        return RunningTotals(rows, tokens)
 
     def stop(self) -> None:
         """Kill every actor of ours and give back every placement group; an embedded Ray goes too."""

@@ -132,7 +132,7 @@ def render_paper(preview: PaperPreview) -> None:
 def _add_split(table: Table, split: SplitPlan) -> None:
     table.add_row("weights", f"{split.rank_weight_bytes:,} bytes per rank, of {split.weight_bytes:,} bytes in all")
     table.add_row("cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in float32")
-    table.add_row("memory", f"{split.rank_bytes:,} bytes per rank at least: weights, work, the longest row's cache")
+    table.add_row("rank", f"{split.rank_bytes:,} bytes at least: weights, work, and the longest row's cache")
     for gigabytes, tokens in split.cache_tokens.items():
         room = "does not fit" if tokens is None else f"{tokens:,} tokens of cache fit beside the weights"
         table.add_row(f"{gigabytes} GB", room)

@@ -81,12 +81,14 @@ class Replica:
         actor: The worker, or rank 0.
         task: What it does now: loads, or computes an assignment.
         ready: It has loaded.
+        mute: It did not say how far it is when asked, and is not asked again before the next assignment.
     """
 
     actor: Any
     task: ray.ObjectRef[Any] | None
     gang: Gang | None = None
     ready: bool = False
+    mute: bool = False
 
     @property
     def idle(self) -> bool:

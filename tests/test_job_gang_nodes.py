@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from gangs import GENERATE, LONG_S, Blows, rank_processes, wait_until, write_prompts, write_split_model
@@ -103,6 +104,27 @@ def test_a_driver_that_is_interrupted_or_killed_leaves_no_gpu_taken(
     _, stderr = driver.communicate(timeout=LONG_S)
     assert driver.returncode == code, stderr
     assert "Traceback" not in stderr
+    wait_until(nodes.nothing_is_held)
+
+
+def test_a_gang_that_hangs_holds_up_no_other(files: JobFiles, nodes: Nodes) -> None:
+    source = write_split_model(files)
+    write_prompts(files, 1500)
+    receipts = files.out() / "_candelabra" / "receipts"
+    seen: list[str] = []
+
+    def stop_until_others_have_worked() -> None:
+        stopped = rank_processes(1)[0]
+        before = len(list(receipts.glob("*.json")))
+        stopped.suspend()
+        wait_until(lambda: len(list(receipts.glob("*.json"))) >= before + 3)
+        seen.append(stopped.status())
+        stopped.kill()
+
+    Blows(stop_until_others_have_worked)
+    changes = SPLIT | {"model__source": source, "workers__rank_timeout_s": LONG_S, "workers__replicas": 2}
+    report = run_job(files.spec(**changes))
+    assert (seen, report.state, report.rows) == ([psutil.STATUS_STOPPED], "complete", 1500)
     wait_until(nodes.nothing_is_held)
 
 

@@ -101,6 +101,7 @@ def test_a_plan_without_weights_is_readable_and_plain_data(files: JobFiles, fold
         ("model.tensor_parallel=two", 2, ["model.tensor_parallel"]),
         ("workers.rank_timeout_s=0", 2, ["workers.rank_timeout_s"]),
         ("ray.placement_timeout_s=1e9", 2, ["ray.placement_timeout_s"]),
+        ("backend=local", 2, ["needs `backend: ray`"]),
     ],
 )
 def test_what_cannot_be_split_or_fit_is_refused(folder: Path, setting: str, code: int, words: list[str]) -> None:
