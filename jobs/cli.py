@@ -79,11 +79,8 @@ def _fail(error: Exception) -> None:
 
 
 def _log(verbose: bool) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.ERROR,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    level = logging.INFO if verbose else logging.ERROR
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
 
 def _load(spec: Path, overrides: list[str] | None, backend: str | None = None) -> JobSpec:
@@ -182,10 +179,10 @@ def retry_failed(
 
 
 def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) -> None:
-    _log(verbose)
     from jobs.driver import run_job
     from jobs.render import progress_display, render_report, render_warnings
 
+    _log(verbose)
     render_warnings(spec)
     with progress_display(enabled=not as_json) as listener:
         report = run_job(spec, retry_failed=retry, on_progress=listener)
@@ -280,10 +277,7 @@ def doctor(as_json: Json = False) -> None:
     from jobs.render import render_findings
 
     findings = examine()
-    if as_json:
-        _print_json([{"area": f.area, "status": f.status, "what": f.what, "hint": f.hint} for f in findings])
-    else:
-        render_findings(findings)
+    _show(findings, render_findings, as_json=as_json)
     sys.exit(5 if any(finding.status == "problem" for finding in findings) else 0)
 
 

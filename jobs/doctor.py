@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +40,10 @@ class Finding:
     status: Status
     what: str
     hint: str | None = None
+
+    def to_dict(self) -> dict[str, str | None]:
+        """As data."""
+        return asdict(self)
 
 
 def examine(facts: Facts | None = None) -> list[Finding]:
