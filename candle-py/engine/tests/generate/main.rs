@@ -10,7 +10,7 @@ mod toy;
 
 use std::collections::BTreeMap;
 
-use candle_engine::cpu::Isa;
+use candle_engine::cpu::{Isa, Storage};
 use candle_engine::generate::{Finish, Generator, Limits, Masks, NoMasks, Params};
 
 use toy::{BLOCK_BYTES, POSITIONS, Toy};
@@ -31,7 +31,7 @@ impl Given {
 
 /// Room for everything.
 pub fn roomy() -> Limits {
-    Limits { max_rows: 64, cache_bytes: usize::MAX, step_tokens: 512, threads: 1, isa: Isa::detected() }
+    Limits { max_rows: 64, cache_bytes: usize::MAX, step_tokens: 512, threads: 1, isa: Isa::detected(Storage::Float32) }
 }
 
 /// A cache of so many blocks.
