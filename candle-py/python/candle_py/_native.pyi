@@ -82,7 +82,7 @@ class Engine:
                 CPU has AMX: there bfloat16 weights are multiplied with rows rounded to bfloat16, and summed in float32.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2", "avx512" or, for bfloat16 alone, "amx"; by default the best that
-                the machine has. "amx-software" computes what "amx" does, bit for bit, on any machine, slowly: for tests.
+                the machine has. "amx-software" computes what "amx" does, bit for bit, anywhere, slowly: for tests.
             communicator: this process's place among the ranks that a decoder is split over; each loads its own slices.
                 All load the same files with the same options, which is checked, each with a communicator of its own.
                 Then rank 0's engine is used as any other, and all others `follow`. An encoder is refused.
@@ -90,8 +90,8 @@ class Engine:
         Raises:
             ModelError: the folder does not hold a whole, supported model; all problems are told together.
             DeviceError: the device, dtype or instruction set is not there.
-            InputError: an option that makes no sense ("amx" for float32 is one), or a model that cannot be split over so
-                many ranks.
+            InputError: an option that makes no sense ("amx" for float32 is one), or a model that cannot be split over
+                so many ranks.
             CommunicatorError: another rank is gone, or could not load the model.
         """
     @property
@@ -342,8 +342,8 @@ def inspect_rank(
 def capabilities() -> dict[str, Any]:
     """Tell what this build and this machine can do.
 
-    Keys: version, candle_version, cpu_features (name to bool), cpu and cpu_bfloat16 (the instruction sets that models in
-    float32 and in bfloat16 run on here), cuda, nccl, threads_default.
+    Keys: version, candle_version, cpu_features (name to bool), cpu and cpu_bfloat16 (the instruction sets that
+    models in float32 and in bfloat16 run on here), cuda, nccl, threads_default.
     """
 
 def convert_pickle(source: str | PathLike[str], target_dir: str | PathLike[str]) -> dict[str, Any]:
