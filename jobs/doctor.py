@@ -59,7 +59,7 @@ def examine(facts: Facts | None = None) -> list[Finding]:
 
 
 def _cpu(facts: Facts) -> Iterable[Finding]:
-    known = [name for name in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd") if name in facts.cpu_flags]
+    known = [name for name in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd") if name in facts.cpu_flags]
     yield Finding("cpu", "ok", f"{facts.cpu_model}, {facts.machine}: {' '.join(known) or 'no vector extension known'}")
     if facts.machine in ("x86_64", "AMD64") and facts.cpu_flags and not {"avx2", "fma"} <= facts.cpu_flags:
         yield Finding("cpu", "note", "this CPU has no AVX2: the engine takes its plain path, which is far slower")
@@ -118,13 +118,14 @@ def _engine(facts: Facts) -> Iterable[Finding]:
         )
         return
     build = "CUDA build" if engine.cuda else "CPU build"
-    yield Finding(
-        "engine", "ok", f"candle-py {engine.version} (Candle {engine.candle_version}), {build}, CPU path {engine.cpu}"
-    )
+    path = f"CPU path {engine.cpu} (bfloat16: {engine.cpu_bfloat16})"
+    yield Finding("engine", "ok", f"candle-py {engine.version} (Candle {engine.candle_version}), {build}, {path}")
     if engine.cpu == "scalar" and {"avx2", "fma"} <= facts.cpu_flags:
         yield Finding(
             "engine", "problem", "the engine takes its plain path on a CPU that has AVX2", "reinstall candle-py"
         )
+    if engine.cpu_bfloat16 != "amx" and "amx_bf16" in facts.cpu_flags:
+        yield Finding("engine", "note", "this CPU has AMX, but the system does not let the engine use it for bfloat16")
 
 
 def _gpu(facts: Facts) -> Iterable[Finding]:

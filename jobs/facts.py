@@ -48,6 +48,7 @@ class EngineFacts:
     version: str
     candle_version: str
     cpu: str
+    cpu_bfloat16: str
     cuda: bool
     nccl: bool
     threads_default: int
@@ -161,6 +162,7 @@ def _engine() -> tuple[EngineFacts | None, str | None]:
         version=str(said["version"]),
         candle_version=str(said["candle_version"]),
         cpu=str(said["cpu"]),
+        cpu_bfloat16=str(said["cpu_bfloat16"]),
         cuda=bool(said["cuda"]),
         nccl=bool(said["nccl"]),
         threads_default=int(str(said["threads_default"])),

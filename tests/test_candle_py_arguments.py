@@ -149,6 +149,7 @@ def test_options_of_embed_that_make_no_sense_are_refused(
         ({"threads": 0}, candle_py.InputError, "threads must be at least 1: `0`"),
         ({"threads": -2}, candle_py.InputError, "threads must not be negative: `-2`"),
         ({"cpu": "sse9"}, candle_py.InputError, "instruction set is not known: `sse9`"),
+        ({"cpu": "amx"}, candle_py.InputError, "instruction set is for dtype bfloat16 alone: `amx`"),
         ({"communicator": object()}, candle_py.InputError, "communicator must be a TcpCommunicator: `object`"),
     ],
 )

@@ -30,6 +30,7 @@ def test_capabilities_tell_the_build_and_the_machine() -> None:
     assert found["candle_version"] == versions["candle-core"]
     assert found["version"] == versions["candle-py"] == versions["candle-engine"]
     assert found["cpu"] in ("scalar", "avx2", "avx512")
+    assert found["cpu_bfloat16"] in (found["cpu"], "amx")
     assert (found["cuda"], found["nccl"]) == (False, False)
     assert all(isinstance(value, bool) for value in found["cpu_features"].values())
     assert 1 <= found["threads_default"] <= len(os.sched_getaffinity(0))

@@ -13,22 +13,32 @@ from engine_models import GOLDEN, cases, expected, minilm, ragged, tokenizer
 TOLERANCE = 2e-5
 MINILM_TOKENS = 256
 PATHS = ["scalar", "avx2", "avx512"]
+TILED = ["amx", "amx-software"]
+
+
+def is_missing(cpu: str) -> bool:
+    """Whether this machine lacks an instruction set."""
+    found = candle_py.capabilities()
+    if cpu in TILED:
+        return cpu == "amx" and found["cpu_bfloat16"] != "amx"
+    return PATHS.index(cpu) > PATHS.index(found["cpu"])
 
 
 def load(model: object, cpu: str, dtype: str = "auto") -> candle_py.Engine:
     """An engine on one instruction set; skips where the processor lacks it."""
-    if PATHS.index(cpu) > PATHS.index(candle_py.capabilities()["cpu"]):
+    if is_missing(cpu):
         pytest.skip(f"this machine has no {cpu}")
     engine = candle_py.Engine.load(str(model), cpu=cpu, dtype=dtype)
     assert engine.info["cpu"] == cpu
     return engine
 
 
-def minilm_rows() -> tuple[list[list[int]], np.ndarray]:
+def minilm_rows(texts: slice = slice(None)) -> tuple[list[list[int]], np.ndarray]:
     """Token ids and the reference's vectors, float32 (rows, 384)."""
     table = pq.read_table(GOLDEN / "minilm.parquet")
     split = tokenizer(minilm(), MINILM_TOKENS)
-    return [split.encode(text).ids for text in table["text"].to_pylist()], np.array(table["embedding"].to_pylist())
+    rows = [split.encode(text).ids for text in table["text"].to_pylist()[texts]]
+    return rows, np.array(table["embedding"].to_pylist()[texts])
 
 
 @pytest.mark.parametrize("cpu", PATHS)
@@ -47,6 +57,34 @@ def test_every_path_gives_the_references_vectors_of_minilm(cpu: str, dtype: str,
     found = np.asarray(engine.embed(*ragged(rows)))
     cosines = (found * vectors).sum(1) / (np.linalg.norm(found, axis=1) * np.linalg.norm(vectors, axis=1))
     assert cosines.min() >= least
+
+
+@pytest.mark.parametrize(("cpu", "texts"), [("amx", slice(None)), ("amx-software", slice(None, None, 12))])
+def test_tiles_give_the_references_vectors_of_minilm_alone_and_in_any_batch(cpu: str, texts: slice) -> None:
+    rows, vectors = minilm_rows(texts)
+    engine = load(minilm(), cpu, "bfloat16")
+    found = np.asarray(engine.embed(*ragged(rows)))
+    cosines = (found * vectors).sum(1) / (np.linalg.norm(found, axis=1) * np.linalg.norm(vectors, axis=1))
+    assert cosines.min() >= 0.9999
+    alone = np.concatenate([engine.embed(*ragged([row])) for row in rows])
+    np.testing.assert_array_equal(found, alone)
+
+
+def test_amx_gives_the_bits_of_its_twin_in_software() -> None:
+    rows, _ = minilm_rows(slice(None, None, 12))
+    amx, twin = (load(minilm(), cpu, "bfloat16").embed(*ragged(rows)) for cpu in TILED)
+    np.testing.assert_array_equal(amx, twin)
+
+
+def test_an_instruction_set_that_is_missing_is_a_clear_error() -> None:
+    missing = [cpu for cpu in [*PATHS, "amx"] if is_missing(cpu)]
+    if not missing:
+        pytest.skip("this machine has every instruction set")
+    for cpu in missing:
+        with pytest.raises(candle_py.DeviceError) as caught:
+            candle_py.Engine.load(GOLDEN / "bert", cpu=cpu, dtype="bfloat16")
+        assert str(caught.value) == f"this machine lacks the instruction set: `{cpu}`"
+        assert caught.value.hint == f"the best that it has: {candle_py.capabilities()['cpu_bfloat16']}"
 
 
 def test_bfloat16_halves_the_weights_and_says_so() -> None:

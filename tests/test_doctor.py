@@ -16,7 +16,15 @@ from workers.devices import CudaFacts, Gpu, cuda_obstacle, probe_cuda
 from workers.limits import CgroupLimits
 
 GIB = 1 << 30
-ENGINE = EngineFacts(version="0.1.0", candle_version="0.11.1", cpu="avx512", cuda=False, nccl=False, threads_default=8)
+ENGINE = EngineFacts(
+    version="0.1.0",
+    candle_version="0.11.1",
+    cpu="avx512",
+    cpu_bfloat16="amx",
+    cuda=False,
+    nccl=False,
+    threads_default=8,
+)
 CUDA_ENGINE = replace(ENGINE, cuda=True, nccl=True)
 GPU = Gpu("NVIDIA H200", 139 * GIB, "9.0")
 DRIVER = CudaFacts(module="580.65.06", boards=1, library="13.0", gpus=(GPU,), nccl="2.28.9")
@@ -107,6 +115,13 @@ def test_a_plain_path_on_a_capable_cpu_is_a_problem_and_elsewhere_a_note() -> No
     slow = replace(ENGINE, cpu="scalar")
     assert "plain path" in only_problem(replace(GOOD, engine=slow)).what
     assert "no AVX2" in notes(replace(GOOD, engine=slow, cpu_flags=frozenset({"sse2"})))
+
+
+def test_the_path_of_bfloat16_is_told_and_an_amx_that_is_withheld_noted() -> None:
+    assert "CPU path avx512 (bfloat16: amx)" in " ".join(finding.what for finding in examine(GOOD))
+    amx = replace(GOOD, cpu_flags=GOOD.cpu_flags | {"amx_bf16"})
+    assert "AMX" not in notes(amx)
+    assert "does not let the engine use it" in notes(replace(amx, engine=replace(ENGINE, cpu_bfloat16="avx512")))
 
 
 def test_another_owner_of_a_name_is_a_problem_that_names_it() -> None:

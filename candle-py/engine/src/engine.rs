@@ -28,9 +28,10 @@ use crate::workers::{Workers, available_threads};
 pub struct LoadOptions {
     /// Threads at most; never more than the process may use, which is the default.
     pub threads: Option<usize>,
-    /// The instruction set; the best that the machine has by default.
+    /// The instruction set; the best that the machine has for the storage by default.
     pub isa: Option<Isa>,
-    /// How weights are held; float32 by default. Arithmetic is float32 either way.
+    /// How weights are held; float32 by default. Arithmetic is float32 either way, but for products on AMX: there
+    /// bfloat16 weights meet rows rounded to bfloat16, and their sums are float32.
     pub storage: Storage,
     /// The ranks that the model is split over, of which this process is one. All load it with the same options; then the
     /// engine of rank 0 is asked, and the others [follow](Engine::follow). None for the whole model here.
@@ -109,10 +110,14 @@ impl Engine {
             Some(0) => return Err(Error::input("threads must be at least 1: `0`")),
             given => given.unwrap_or(usize::MAX).min(available_threads()),
         };
-        let isa = options.isa.unwrap_or_else(Isa::detected);
+        let isa = options.isa.unwrap_or_else(|| Isa::detected(options.storage));
+        if !isa.is_for(options.storage) {
+            return Err(Error::input(format!("instruction set is for dtype bfloat16 alone: `{}`", isa.name()))
+                .with_hint("set dtype to bfloat16, or let the machine's best instruction set be chosen"));
+        }
         let kernels = Kernels::new(isa).ok_or_else(|| {
             Error::device(format!("this machine lacks the instruction set: `{}`", isa.name()))
-                .with_hint(format!("the best that it has: {}", Isa::detected().name()))
+                .with_hint(format!("the best that it has: {}", Isa::detected(options.storage).name()))
         })?;
         let blueprint = Blueprint::read(dir)?;
         let mut info = Info::of(&blueprint);

@@ -6,7 +6,8 @@ pub fn cpu_features() -> Vec<(&'static str, bool)> {
     macro_rules! detect {
         ($($name:tt),*) => { vec![$(($name, std::arch::is_x86_feature_detected!($name))),*] };
     }
-    detect!(
+    let tiles = crate::cpu::TileFeatures::detected();
+    let mut features = detect!(
         "avx2",
         "fma",
         "f16c",
@@ -17,7 +18,9 @@ pub fn cpu_features() -> Vec<(&'static str, bool)> {
         "avx512vnni",
         "avx512bf16",
         "avx512fp16"
-    )
+    );
+    features.extend([("amx-tile", tiles.tile), ("amx-bf16", tiles.bf16)]);
+    features
 }
 
 /// Name and presence of each feature of interest.

@@ -78,17 +78,20 @@ class Engine:
                 file, or a folder that holds one and no config.json.
             device: "cpu" or "auto".
             dtype: how weights are held: "float32" (which "auto" means) or "bfloat16", rounded to nearest and half the
-                memory; arithmetic is float32 either way, and weights stored in another format are converted.
+                memory; weights stored in another format are converted. Arithmetic is float32 either way, but where the
+                CPU has AMX: there bfloat16 weights are multiplied with rows rounded to bfloat16, and summed in float32.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
-            cpu: the instruction set, "scalar", "avx2" or "avx512"; by default the best that the machine has.
+            cpu: the instruction set, "scalar", "avx2", "avx512" or, for bfloat16 alone, "amx"; by default the best that
+                the machine has. "amx-software" computes what "amx" does, bit for bit, anywhere, slowly: for tests.
             communicator: this process's place among the ranks that the model is split over; each loads its own slices.
                 All load the same files with the same options, which is checked, each with a communicator of its own.
-                Then rank 0's engine is used as any other, and all others `follow`. An encoder is refused.
+                Then rank 0's engine is used as any other, and all others `follow`.
 
         Raises:
             ModelError: the folder does not hold a whole, supported model; all problems are told together.
             DeviceError: the device, dtype or instruction set is not there.
-            InputError: an option that makes no sense, or a model that cannot be split over so many ranks.
+            InputError: an option that makes no sense ("amx" for float32 is one), or a model that cannot be split over
+                so many ranks.
             CommunicatorError: another rank is gone, or could not load the model.
         """
     @property
@@ -352,8 +355,8 @@ def inspect_rank(
 def capabilities() -> dict[str, Any]:
     """Tell what this build and this machine can do.
 
-    Keys: version, candle_version, cpu_features (name to bool), cpu (the best instruction set here), cuda, nccl,
-    threads_default.
+    Keys: version, candle_version, cpu_features (name to bool), cpu and cpu_bfloat16 (the instruction sets that
+    models in float32 and in bfloat16 run on here), cuda, nccl, threads_default.
     """
 
 def convert_pickle(source: str | PathLike[str], target_dir: str | PathLike[str]) -> dict[str, Any]:

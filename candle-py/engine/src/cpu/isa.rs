@@ -1,5 +1,9 @@
 //! Instruction sets: which twin of every kernel runs. Chosen once, at load time; holds no kernel itself.
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
+use super::pack::Storage;
+
 /// An instruction set that the kernels are written for, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
@@ -9,20 +13,28 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F/BW/VL/DQ, 16 lanes.
     Avx512,
+    /// The same, and AMX-BF16 for the products of weights in bfloat16.
+    Amx,
+    /// What `Amx` computes, with its tiles in portable Rust and the machine's best vectors: the same products bit for bit, on
+    /// any processor, slowly. For tests; never chosen unasked.
+    AmxSoftware,
 }
 
 impl Isa {
-    /// Every instruction set, weakest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    /// Every instruction set of processors, weakest first.
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
-    /// The strongest instruction set of the processor this runs on.
-    pub fn detected() -> Isa {
-        Isa::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Isa::Scalar)
+    /// The strongest instruction set of the processor this runs on that there is a use for with weights held so. Where
+    /// that may be AMX, the operating system is asked for it.
+    pub fn detected(storage: Storage) -> Isa {
+        let usable = |isa: &Isa| isa.is_for(storage) && isa.available();
+        Isa::ALL.into_iter().rev().find(usable).unwrap_or(Isa::Scalar)
     }
 
-    /// The instruction set called `name` ("scalar", "avx2", "avx512"), whether or not this processor has it.
+    /// The instruction set called `name` ("scalar", "avx2", "avx512", "amx", "amx-software"), whether or not this
+    /// processor has it.
     pub fn from_name(name: &str) -> Option<Isa> {
-        Isa::ALL.into_iter().find(|isa| isa.name() == name)
+        Isa::ALL.into_iter().chain([Isa::AmxSoftware]).find(|isa| isa.name() == name)
     }
 
     /// The name that `from_name` takes.
@@ -31,6 +43,27 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
+            Isa::AmxSoftware => "amx-software",
+        }
+    }
+
+    /// Whether it is meant for weights held so: tiles are for bfloat16 alone.
+    pub fn is_for(self, storage: Storage) -> bool {
+        storage == Storage::Bfloat16 || !self.has_tiles()
+    }
+
+    /// Whether products of bfloat16 weights are made on tiles.
+    pub(super) fn has_tiles(self) -> bool {
+        matches!(self, Isa::Amx | Isa::AmxSoftware)
+    }
+
+    /// The instruction set of all that is not made on tiles.
+    pub(super) fn vectors(self) -> Isa {
+        match self {
+            Isa::Amx => Isa::Avx512,
+            Isa::AmxSoftware => Isa::detected(Storage::Float32),
+            isa => isa,
         }
     }
 
@@ -38,7 +71,7 @@ impl Isa {
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
         match self {
-            Isa::Scalar => true,
+            Isa::Scalar | Isa::AmxSoftware => true,
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             Isa::Avx512 => {
                 Isa::Avx2.available()
@@ -47,12 +80,13 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
             }
+            Isa::Amx => Isa::Avx512.available() && amx::is_permitted(),
         }
     }
 
     /// Whether the processor this runs on can execute it.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn available(self) -> bool {
-        self == Isa::Scalar
+        matches!(self, Isa::Scalar | Isa::AmxSoftware)
     }
 }

@@ -5,6 +5,10 @@
 //! number of rows or the row's place among them. Sizes that do not fit are caller mistakes and panic.
 
 mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod amx_linear;
+mod amx_pack;
 mod attention;
 mod attention_paged;
 mod attention_panel;
@@ -26,6 +30,11 @@ mod simd_scalar;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod tiles;
+mod tiles_soft;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::TileFeatures;
 
 pub use activation::Activation;
 pub use attention::AttentionArgs;
@@ -59,6 +68,9 @@ impl Kernels {
     /// Packs a weight `(n, k)`, row-major as torch's Linear stores it.
     pub fn pack(&self, weight: &[f32], n: usize, k: usize, storage: Storage) -> PackedMatrix {
         assert_eq!(weight.len(), n * k, "weight is not n * k");
+        if self.isa.has_tiles() && storage == Storage::Bfloat16 {
+            return amx_pack::pack(weight, n, k, self.isa);
+        }
         dispatch(self.isa, pack::Pack { weight, n, k, isa: self.isa, storage })
     }
 
@@ -105,7 +117,12 @@ impl Kernels {
         if let Epilogue::Add(residual, stride) = epilogue {
             assert_rows(residual.len(), rows, w.n(), stride);
         }
-        dispatch(self.isa, linear::Linear { x, rows, weight: w, bias, epilogue, out, out_stride, panels });
+        let linear = linear::Linear { x, rows, weight: w, bias, epilogue, out, out_stride, panels };
+        if self.isa.has_tiles() && w.storage == Storage::Bfloat16 {
+            dispatch(self.isa, amx_linear::TiledLinear { linear, isa: self.isa });
+        } else {
+            dispatch(self.isa, linear);
+        }
     }
 
     /// Layer normalisation in place over rows of `dim`, then `* weight (+ bias)`; two-pass variance.

@@ -6,7 +6,8 @@ use super::simd::{MOST_LANES, Op, Simd};
 /// Floats of a cache line, and of the widest register.
 pub(super) const LINE_FLOATS: usize = 16;
 
-/// How a packed matrix holds its numbers; they are multiplied and summed in float32 either way.
+/// How a packed matrix holds its numbers. They are summed in float32 either way, and multiplied in it but on tiles, which
+/// take both operands in bfloat16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
     /// As they are.
@@ -55,6 +56,7 @@ pub struct PackedMatrix {
     pub(super) storage: Storage,
     n: usize,
     k: usize,
+    steps: usize,
     lines: Vec<Line>,
 }
 
@@ -81,6 +83,18 @@ pub(super) fn floats_of_mut(lines: &mut [Line]) -> &mut [f32] {
 }
 
 impl PackedMatrix {
+    /// A matrix `(n, k)` whose panels of `steps` rows of lanes are in `lines`.
+    pub(super) fn from_parts(
+        isa: Isa,
+        panels: Panels,
+        storage: Storage,
+        [n, k, steps]: [usize; 3],
+        lines: Vec<Line>,
+    ) -> PackedMatrix {
+        assert_eq!(lines.len(), panels.packed_len(steps).div_ceil(LINE_FLOATS), "lines are not the panels");
+        PackedMatrix { isa, panels, storage, n, k, steps, lines }
+    }
+
     /// Output features.
     pub fn n(&self) -> usize {
         self.n
@@ -116,7 +130,7 @@ impl PackedMatrix {
 
     /// Rows of lanes in a panel: one of them holds two rows of k where the numbers are bfloat16.
     pub(super) fn steps(&self) -> usize {
-        self.storage.steps(self.k)
+        self.steps
     }
 
     /// The panels, one after the other. Panel `p` starts at float `panels.get(p).start * steps()`.
@@ -141,14 +155,13 @@ impl Op for Pack<'_> {
     fn apply<S: Simd>(self, s: S) -> PackedMatrix {
         let Pack { weight, n, k, isa, storage } = self;
         let panels = Panels::new(n, S::LANES, S::TILE_REGISTERS);
-        let mut packed = PackedMatrix { isa, panels, storage, n, k, lines: Vec::new() };
-        let steps = packed.steps();
-        packed.lines.resize(panels.packed_len(steps).div_ceil(LINE_FLOATS), Line::ZERO);
+        let steps = storage.steps(k);
+        let mut lines = vec![Line::ZERO; panels.packed_len(steps).div_ceil(LINE_FLOATS)];
         let mut whole = Vec::new();
         for index in 0..panels.count() {
             let panel = panels.get(index);
             let width = panel.registers * S::LANES;
-            let to = &mut floats_of_mut(&mut packed.lines)[panel.start * steps..][..width * steps];
+            let to = &mut floats_of_mut(&mut lines)[panel.start * steps..][..width * steps];
             let panel_floats = match storage {
                 Storage::Float32 => &mut *to,
                 Storage::Bfloat16 => {
@@ -165,7 +178,7 @@ impl Op for Pack<'_> {
                 pair_rows(&whole, width, to);
             }
         }
-        packed
+        PackedMatrix::from_parts(isa, panels, storage, [n, k, steps], lines)
     }
 }
 

@@ -114,9 +114,9 @@ pub(super) trait Op {
     fn apply<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Runs `op` with the instructions of `isa`; panics when this processor lacks them.
+/// Runs `op` with the vectors of `isa`; panics when this processor lacks them.
 pub(super) fn dispatch<O: Op>(isa: Isa, op: O) -> O::Output {
-    match isa {
+    match isa.vectors() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => Avx512::checked().run(op),
         #[cfg(target_arch = "x86_64")]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use candle_engine::comm::Tcp;
-use candle_engine::cpu::{Isa, Kernels};
+use candle_engine::cpu::{Isa, Kernels, Storage};
 use candle_engine::{Engine, LoadOptions, Output, Ragged};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -59,9 +59,10 @@ impl Batch {
     }
 }
 
-/// Every instruction set of this machine.
+/// Every instruction set of this machine that float32 models run on.
 pub fn instruction_sets() -> Vec<Isa> {
-    Isa::ALL.into_iter().filter(|isa| Kernels::new(*isa).is_some()).collect()
+    let isas = Isa::ALL.into_iter().filter(|isa| isa.is_for(Storage::Float32));
+    isas.filter(|isa| Kernels::new(*isa).is_some()).collect()
 }
 
 /// Loads with defaults.

@@ -10,7 +10,7 @@ mod toy;
 
 use std::collections::BTreeMap;
 
-use candle_engine::cpu::Isa;
+use candle_engine::cpu::{Isa, Storage};
 use candle_engine::generate::{Finish, Generator, Limits, Masks, NoMasks, Params};
 
 use toy::{BLOCK_BYTES, POSITIONS, Toy};
@@ -38,7 +38,7 @@ pub fn roomy() -> Limits {
         beams: 1,
         step_tokens: 512,
         threads: 1,
-        isa: Isa::detected(),
+        isa: Isa::detected(Storage::Float32),
     }
 }
 

@@ -6,12 +6,13 @@ mod elementwise;
 mod linear;
 mod norm;
 mod paged;
+mod tiles;
 
-use super::{Isa, Kernels};
+use super::{Isa, Kernels, Storage};
 
-/// The kernels of every instruction set this processor has.
+/// The kernels of every instruction set this processor has that multiply in float32.
 fn every_kernels() -> Vec<Kernels> {
-    Isa::ALL.into_iter().filter_map(Kernels::new).collect()
+    Isa::ALL.into_iter().filter(|isa| isa.is_for(Storage::Float32)).filter_map(Kernels::new).collect()
 }
 
 /// `count` values in -1 .. 1, the same for the same seed (a 64-bit linear congruential generator: Knuth, "The Art of
@@ -70,10 +71,17 @@ fn the_reference_erf_matches_published_values() {
 
 #[test]
 fn names_of_instruction_sets_round_trip() {
-    for isa in Isa::ALL {
+    for isa in Isa::ALL.into_iter().chain([Isa::AmxSoftware]) {
         assert_eq!(Isa::from_name(isa.name()), Some(isa));
     }
     assert_eq!(Isa::from_name("mmx"), None);
-    assert!(Isa::detected().available());
     assert!(Kernels::new(Isa::Scalar).is_some());
+}
+
+#[test]
+fn tiles_are_chosen_for_bfloat16_alone_and_only_in_hardware() {
+    let (whole, half) = (Isa::detected(Storage::Float32), Isa::detected(Storage::Bfloat16));
+    assert!(whole.available() && half.available());
+    assert!(!whole.has_tiles());
+    assert_eq!(half, if Isa::Amx.available() { Isa::Amx } else { whole });
 }
