@@ -8,6 +8,8 @@ mod attention;
 mod cache;
 #[cfg(feature = "cuda")]
 mod device;
+#[cfg(test)]
+mod emulation;
 mod norm;
 mod pool;
 mod rotary;

@@ -3,6 +3,12 @@
 use super::{Kernel, Launch, Scalar, Size, Source, in_file, whole};
 use crate::backend::Attention;
 
+/// Threads of a warp, whose sum is one float.
+const WARP: usize = 32;
+
+/// Threads of a block that has a row.
+const THREADS: usize = 128;
+
 /// Normalises rows. The weights are followed by as many biases, or by none.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
@@ -44,10 +50,10 @@ impl Kernel for Norm {
 
     fn launch(&self) -> Launch {
         Launch {
-            function: "norm",
+            function: "norm_rows",
             grid: [self.rows, 1, 1],
-            threads: 128,
-            shared_floats: 0,
+            threads: THREADS,
+            shared_floats: THREADS / WARP,
             scalars: vec![
                 whole(self.width),
                 Scalar::Float(self.eps),
@@ -88,7 +94,7 @@ impl Kernel for NormHeads<'_> {
         Launch {
             function: "norm_heads",
             grid: [self.rows, heads + kv_heads, 1],
-            threads: 32,
+            threads: WARP,
             shared_floats: 0,
             scalars: [whole(heads), whole(kv_heads), whole(head_dim)]
                 .into_iter()
