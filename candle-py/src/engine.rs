@@ -219,8 +219,8 @@ pub fn capabilities(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     capabilities.set_item("candle_version", candle_engine::CANDLE_VERSION)?;
     capabilities.set_item("cpu_features", features)?;
     capabilities.set_item("cpu", Isa::detected().name())?;
-    capabilities.set_item("cuda", false)?;
-    capabilities.set_item("nccl", false)?;
+    capabilities.set_item("cuda", cfg!(feature = "cuda"))?;
+    capabilities.set_item("nccl", cfg!(feature = "nccl"))?;
     capabilities.set_item("threads_default", candle_engine::available_threads())?;
     Ok(capabilities)
 }
