@@ -115,28 +115,29 @@ impl<L: Layers> Layer<L> {
 }
 
 impl<B: Backend> Bert<B> {
-    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) {
-        self.embed(backend, chunk, &mut scratch.hidden);
-        let offsets = chunk.offsets();
+    pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
+        self.embed(backend, chunk, &mut scratch.hidden)?;
+        let sequences = backend.sequences(chunk.offsets())?;
         let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
         for layer in &self.layers {
-            backend.project(&layer.qkv, hidden, After::Nothing, qkv);
-            backend.attend(&self.attention, offsets, qkv, attention, context);
-            backend.project(&layer.attention_output, context, After::Add(hidden), other);
-            backend.normalize(&layer.attention_norm, other);
-            backend.project(&layer.inner, other, After::Activation(self.activation), inner);
-            backend.project(&layer.output, inner, After::Add(other), hidden);
-            backend.normalize(&layer.output_norm, hidden);
+            backend.project(&layer.qkv, hidden, After::Nothing, qkv)?;
+            backend.attend(&self.attention, &sequences, qkv, attention, context)?;
+            backend.project(&layer.attention_output, context, After::Add(hidden), other)?;
+            backend.normalize(&layer.attention_norm, other)?;
+            backend.project(&layer.inner, other, After::Activation(self.activation), inner)?;
+            backend.project(&layer.output, inner, After::Add(other), hidden)?;
+            backend.normalize(&layer.output_norm, hidden)?;
         }
+        Ok(())
     }
 
-    fn embed(&self, backend: &B, chunk: &Chunk<'_>, hidden: &mut B::Buffer) {
-        backend.gather(&self.tokens, chunk.ids(), hidden);
+    fn embed(&self, backend: &B, chunk: &Chunk<'_>, hidden: &mut B::Buffer) -> Result<()> {
+        backend.gather(&self.tokens, chunk.ids(), hidden)?;
         if let Some(token_types) = &self.token_types {
-            backend.gather_add(token_types, &chunk.type_ids(), hidden);
+            backend.gather_add(token_types, &chunk.type_ids(), hidden)?;
         }
-        backend.gather_add(&self.positions, &self.position_ids(chunk), hidden);
-        backend.normalize(&self.norm, hidden);
+        backend.gather_add(&self.positions, &self.position_ids(chunk), hidden)?;
+        backend.normalize(&self.norm, hidden)
     }
 
     /// The row of the position table for each token. In RoBERTa, a padding token inside a text takes the padding row
