@@ -10,6 +10,7 @@ mod cache;
 mod device;
 mod norm;
 mod pool;
+mod ranks;
 mod rotary;
 
 use candle_core::backend::BackendStorage;
@@ -21,6 +22,7 @@ pub use attention::{Attend, AttendCached, MOST_HEAD_DIM, TileList};
 pub use cache::WriteCache;
 pub use norm::{Norm, NormHeads};
 pub use pool::Pool;
+pub use ranks::sum_over_ranks;
 pub use rotary::Rotate;
 
 type Result<T> = candle_core::Result<T>;
