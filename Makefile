@@ -117,10 +117,14 @@ wheel-cuda: $(MADE)/tools $(CUDA_MADE)  ## dist/: candle_py_cuda, the engine wit
 check-cuda: $(MADE)/tools $(CUDA_MADE)  ## compile and lint the CUDA build, kernels included; needs no GPU
 	cd candle-py && $(WITH_CUDA) cargo clippy --release --workspace --all-targets --features cuda,nccl -- -D warnings
 
-# The script is prepared: it builds nothing. PYTHON_GPU has candle_py, candle_py_cuda and numpy; GOLDEN is their folder.
-test-gpu:
-	@echo '$@: there is no GPU test yet' >&2
-	@exit 1
+# Builds nothing and needs no install here: GPU_PYTHON has the wheels of candle_py and candle_py_cuda, numpy, safetensors,
+# tokenizers and pytest with pytest-timeout. GPU_LIMIT_S is for the figures; the tests before them take a minute or two.
+GPU_PYTHON ?= $(BIN)/python
+GPU_LIMIT_S ?= 420
+
+test-gpu:  ## on a machine with a GPU: golden cases, NCCL, tokens/s next to PyTorch (GPU_PYTHON)
+	$(GPU_PYTHON) -m pytest --noconftest -m gpu tests/test_gpu.py
+	$(GPU_PYTHON) -m benchmarks.gpu --limit-s $(GPU_LIMIT_S)
 
 clean:  ## remove what was built and written; .venv and .venv-bench stay
 	rm -rf build dist out data candle-py/target candle-py/target-cuda candle-py/dist *.egg-info $(VENV_CUDA)

@@ -149,7 +149,11 @@ def test_options_of_embed_that_make_no_sense_are_refused(
         ({"threads": 0}, candle_py.InputError, "threads must be at least 1: `0`"),
         ({"threads": -2}, candle_py.InputError, "threads must not be negative: `-2`"),
         ({"cpu": "sse9"}, candle_py.InputError, "instruction set is not known: `sse9`"),
-        ({"communicator": object()}, candle_py.InputError, "communicator must be a TcpCommunicator: `object`"),
+        (
+            {"communicator": object()},
+            candle_py.InputError,
+            "communicator must be a TcpCommunicator or NcclCommunicator: `object`",
+        ),
     ],
 )
 def test_options_of_load_that_cannot_be_met_are_refused(

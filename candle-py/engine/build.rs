@@ -1,7 +1,6 @@
 //! Compiles the CUDA kernels, `src/cuda/*.cu`, to PTX. Does nothing without the feature `cuda`.
 //!
-//! `kernels.rs` in `OUT_DIR` gets one constant a file: the PTX of `src/cuda/paged_attention.cu` is `PAGED_ATTENTION`.
-//! `nvcc` is `NVCC`, else `CUDA_HOME/bin/nvcc`, else that of `PATH`. `CUDA_COMPUTE_CAP` (80, 90, ...) is the oldest device
+//! The PTX of `src/cuda/norm.cu` is `norm.ptx` in `OUT_DIR`. `nvcc` is `NVCC`, else `CUDA_HOME/bin/nvcc`, else that of `PATH`. `CUDA_COMPUTE_CAP` (80, 90, ...) is the oldest device
 //! that the kernels are for; the driver translates them for newer ones.
 
 use std::path::{Path, PathBuf};
@@ -31,19 +30,11 @@ fn compile_all() -> Result<(), String> {
     println!("cargo::rerun-if-changed={SOURCES}");
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: build with cargo")?);
     let (nvcc, capability) = (find_nvcc(), capability()?);
-    let mut constants = String::new();
     for source in sources()? {
-        let stem = source.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
-        let target = out_dir.join(format!("{stem}.ptx"));
+        let target = out_dir.join(source.with_extension("ptx").file_name().unwrap_or_default());
         compile(&nvcc, &capability, &source, &target)?;
-        constants.push_str(&format!(
-            "/// The PTX of `{}`.\npub const {}: &str = include_str!({target:?});\n",
-            source.display(),
-            stem.to_uppercase()
-        ));
     }
-    let path = out_dir.join("kernels.rs");
-    fs::write(&path, constants).map_err(|error| format!("kernels cannot be listed ({error}): `{}`", path.display()))
+    Ok(())
 }
 
 /// The kernels in the order of their names; none where the folder is not there.

@@ -40,7 +40,7 @@ impl Engine {
         cpu: Option<&str>,
         communicator: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let device = Device::from_name(device).map_err(|error| to_python(py, &error))?;
+        let device = Device::from_name(device).map_err(|error| cuda_failure(py, &error))?;
         let dtype = Dtype::from_name(dtype, device).map_err(|error| to_python(py, &error))?;
         let options = LoadOptions {
             threads: threads.map(|threads| natural(py, "threads", threads)).transpose()?,
@@ -225,7 +225,7 @@ pub fn capabilities(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     capabilities.set_item("cpu_features", features)?;
     capabilities.set_item("cpu", Isa::detected().name())?;
     capabilities.set_item("cuda", has_cuda())?;
-    capabilities.set_item("nccl", false)?;
+    capabilities.set_item("nccl", cfg!(feature = "nccl"))?;
     capabilities.set_item("threads_default", candle_engine::available_threads())?;
     Ok(capabilities)
 }
@@ -267,6 +267,15 @@ fn instruction_set(name: &str) -> Result<Isa, Error> {
         let names: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
         Error::input(format!("instruction set is not known: `{name}`")).with_hint(names.join(", "))
     })
+}
+
+/// Why there is no CUDA: the reason that an installed CUDA build could not be loaded for, or else the error.
+fn cuda_failure(py: Python<'_>, error: &Error) -> PyErr {
+    let failure = || py.import("candle_py")?.call_method0("cuda_failure");
+    match failure() {
+        Ok(failure) if matches!(error, Error::Device { .. }) && !failure.is_none() => PyErr::from_value(failure),
+        _ => to_python(py, error),
+    }
 }
 
 /// "auto" as `None`, or modes.

@@ -15,7 +15,7 @@ use self::parts::{Linear, Norm, Rows, Sequences, Steps, activated, check_heads, 
 use super::{After, Attention, Backend, Targets, joined_ranks};
 use crate::comm::Communicator;
 use crate::cpu::Activation;
-use crate::cuda::{self, Attend, AttendCached, NormHeads, Pool, Rotate, TileList, WriteCache};
+use crate::cuda::{self, Attend, AttendCached, NormHeads, Pool, Rotate, TileList, WriteCache, sum_over_ranks};
 use crate::error::{Error, Result};
 use crate::generate::{BLOCK_TOKENS, StepSequence};
 use crate::placement::Dtype;
@@ -333,12 +333,8 @@ impl Backend for TensorBackend {
 
     fn reduce(&self, x: &mut Rows) -> Result<()> {
         let Some(communicator) = &self.communicator else { return Ok(()) };
-        let rows = x.get()?;
-        let shape = rows.dims2()?;
-        let mut numbers = Self::download(rows)?;
-        communicator.all_reduce_sum(&mut numbers)?;
-        let rows = self.upload(numbers, shape)?;
-        x.set(rows)
+        let sum = sum_over_ranks(&**communicator, x.get()?)?;
+        x.set(sum)
     }
 
     fn gather_ranks(&self, own: &[f32], all: &mut Vec<f32>) -> Result<()> {

@@ -12,6 +12,7 @@ mod device;
 mod emulation;
 mod norm;
 mod pool;
+mod ranks;
 mod rotary;
 
 use candle_core::backend::BackendStorage;
@@ -23,6 +24,7 @@ pub use attention::{Attend, AttendCached, MOST_HEAD_DIM, TileList};
 pub use cache::WriteCache;
 pub use norm::{Norm, NormHeads};
 pub use pool::Pool;
+pub use ranks::sum_over_ranks;
 pub use rotary::Rotate;
 
 type Result<T> = candle_core::Result<T>;
