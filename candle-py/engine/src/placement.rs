@@ -57,13 +57,24 @@ impl Device {
     pub(crate) fn open(self) -> Result<candle_core::Device> {
         match self {
             Device::Cpu | Device::Tensors => Ok(candle_core::Device::Cpu),
-            // One stream for all threads: what one of them queues, another may read.
-            Device::Cuda(ordinal) => candle_core::Device::new_cuda_with_stream(ordinal).map_err(|error| {
+            Device::Cuda(ordinal) => open_cuda(ordinal).map_err(|error| {
                 Error::device(format!("CUDA device cannot be used ({error}): `{}`", self.name()))
                     .with_hint(format!("this process sees so many CUDA devices: {}", cuda_devices()))
             }),
         }
     }
+}
+
+/// A CUDA device with one stream for all threads: what one of them queues, another may read.
+fn open_cuda(ordinal: usize) -> candle_core::Result<candle_core::Device> {
+    let device = candle_core::Device::new_cuda_with_stream(ordinal)?;
+    #[cfg(feature = "cuda")]
+    if let candle_core::Device::Cuda(device) = &device {
+        // SAFETY: events would order the streams that use a tensor, and there is this one stream; cuBLAS, our kernels and
+        // groups of ranks are given it, too.
+        unsafe { device.disable_event_tracking() };
+    }
+    Ok(device)
 }
 
 /// How weights are held.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use candle_core::{Device as TensorDevice, Tensor};
+use candle_core::{DType, Device as TensorDevice, Tensor};
 use candle_engine::generate::{Generator, Limits, Logits, NoMasks, Params, StepBatch, StepModel, StepSequence};
 use candle_engine::{DecoderSession, Device, Dtype, EmbedOptions, Engine, Error, LoadOptions};
 use common::{Batch, Folder, Random, Way, cases, distance, expected, golden, group, load, load_on, tensor_ways};
@@ -323,4 +323,24 @@ fn names_of_devices_and_dtypes_are_told_apart() {
     let error = Dtype::from_name("float16", Device::Cpu).unwrap_err();
     assert_eq!(error.to_string(), "dtype is not supported on the CPU: `float16`");
     assert!(matches!(Dtype::from_name("int8", Device::Cuda(0)), Err(Error::Input { .. })));
+}
+
+#[test]
+fn weights_stored_in_several_dtypes_are_one_model() {
+    for name in ["bert", "qwen2"] {
+        let mut folder = Folder::from_golden(name);
+        let half = |name: &str| name.contains("query") || name.contains("q_proj") || name.contains("orm.weight");
+        for (name, tensor) in folder.tensors.iter_mut().filter(|(name, _)| half(name)) {
+            let dtype = if name.contains("bias") { DType::F16 } else { DType::BF16 };
+            *tensor = tensor.to_dtype(dtype).unwrap();
+        }
+        let batch = Batch::new(&cases(name, "ids"));
+        let dir = folder.write();
+        let wanted = load(dir).hidden_states(&batch.ragged()).unwrap();
+        assert!(distance(&wanted.data, &expected(name, "hidden")) > HIDDEN_TOLERANCE);
+        for way in tensor_ways() {
+            let found = load_on(dir, way).hidden_states(&batch.ragged()).unwrap();
+            assert!(distance(&found.data, &wanted.data) <= HIDDEN_TOLERANCE, "{name} on {way:?}");
+        }
+    }
 }

@@ -50,6 +50,8 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
+    const TAKES_STORED: bool = false;
+
     type Buffer = Rows;
     type Cache = PagedCache;
     type Sequences<'a> = &'a [usize];

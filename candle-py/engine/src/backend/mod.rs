@@ -30,6 +30,9 @@ use crate::weights::Layers;
 ///
 /// An operation fails where the device does: out of memory, or lost.
 pub trait Backend: Layers + Clone + Send + Sync + 'static {
+    /// Whether weights come as they are stored; else they come in float32.
+    const TAKES_STORED: bool;
+
     /// Rows of activations.
     type Buffer: Default + Send;
     /// Keys and values of tokens that went through the model before.

@@ -68,7 +68,7 @@ impl TensorBackend {
 
     /// A weight of the host, on the device.
     fn weight(&self, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
-        Ok(tensor.to_dtype(dtype)?.to_device(&self.device)?.contiguous()?)
+        Ok(tensor.to_device(&self.device)?.to_dtype(dtype)?.contiguous()?)
     }
 
     /// `table[ids[i] - first]` in float32, zeros where the table has no such row.
@@ -101,6 +101,9 @@ impl TensorBackend {
 }
 
 impl Backend for TensorBackend {
+    /// Less goes to the device so, and it converts faster.
+    const TAKES_STORED: bool = true;
+
     type Buffer = Rows;
     type Cache = TensorCache;
     type Sequences<'a> = Sequences;
@@ -134,8 +137,9 @@ impl Backend for TensorBackend {
 
     fn norm(&self, weight: Tensor, bias: Option<Tensor>, eps: f32) -> Result<Norm> {
         let (width, has_bias) = (weight.dims1()?, bias.is_some());
-        let both = [Some(weight), bias].into_iter().flatten().collect::<Vec<_>>();
-        let weight = self.weight(&Tensor::cat(&both, 0)?, DType::F32)?;
+        let both = [Some(weight), bias].into_iter().flatten();
+        let both = both.map(|tensor| self.weight(&tensor, DType::F32)).collect::<Result<Vec<_>>>()?;
+        let weight = Tensor::cat(&both, 0)?;
         Ok(Norm { weight, width, eps, centred: true, bias: has_bias })
     }
 

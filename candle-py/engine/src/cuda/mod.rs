@@ -12,6 +12,7 @@ mod device;
 mod emulation;
 mod norm;
 mod pool;
+mod product;
 mod ranks;
 mod rotary;
 
@@ -24,6 +25,7 @@ pub use attention::{Attend, AttendCached, MOST_HEAD_DIM, TileList};
 pub use cache::WriteCache;
 pub use norm::{Norm, NormHeads};
 pub use pool::Pool;
+pub use product::half_product;
 pub use ranks::sum_over_ranks;
 pub use rotary::Rotate;
 

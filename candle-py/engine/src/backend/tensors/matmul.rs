@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Tensor};
 
+use crate::cuda::half_product;
 use crate::error::{Error, Result};
 
 /// `x @ weight^T` in float32, for float32 `x` of `(rows, in_features)` and a weight of `(out_features, in_features)` in any
@@ -10,18 +11,13 @@ use crate::error::{Error, Result};
 /// # Errors
 /// Operands that CUDA would refuse, on every device, so that the CPU finds them first; the device's.
 pub fn by_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let dtype = weight.dtype();
-    let x = x.to_dtype(dtype)?;
-    let weight = weight.t()?;
-    check(&x, &weight)?;
-    if dtype == DType::F32 {
-        return Ok(x.matmul(&weight)?);
-    }
-    if x.device().is_cuda() {
-        return Ok(x.matmul(&weight)?.to_dtype(DType::F32)?);
-    }
-    // Candle's CPU knows no bfloat16 product, and sums float16 in float16.
-    Ok(x.to_dtype(DType::F32)?.matmul(&weight.to_dtype(DType::F32)?)?)
+    let x = x.to_dtype(weight.dtype())?;
+    let transposed = weight.t()?;
+    check(&x, &transposed)?;
+    Ok(match weight.dtype() {
+        DType::F32 => x.matmul(&transposed)?,
+        _ => half_product(&x, weight)?,
+    })
 }
 
 /// Checks that both matrices lie as cuBLAS takes them: rows or columns without gaps.
@@ -43,7 +39,7 @@ fn check(left: &Tensor, right: &Tensor) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Tensor};
+    use candle_core::{DType, Device, Tensor};
 
     use super::{by_transposed, check};
 
@@ -56,6 +52,16 @@ mod tests {
     fn products_are_those_of_the_transposed_weight() {
         let found = by_transposed(&matrix(2, 3), &matrix(2, 3)).unwrap();
         assert_eq!(found.to_vec2::<f32>().unwrap(), [[5.0, 14.0], [14.0, 50.0]]);
+    }
+
+    #[test]
+    fn halves_are_summed_in_float32() {
+        for dtype in [DType::BF16, DType::F16] {
+            // 1 + 2^-5 is a half of either kind; of its square, and of sums of that, neither holds the last digit.
+            let number = Tensor::full(1.03125_f32, (2, 3), &Device::Cpu).unwrap();
+            let found = by_transposed(&number, &number.to_dtype(dtype).unwrap()).unwrap();
+            assert_eq!(found.to_vec2::<f32>().unwrap(), [[3.190_429_7; 2]; 2]);
+        }
     }
 
     #[test]
