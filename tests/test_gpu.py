@@ -146,6 +146,7 @@ def test_an_id_of_nccl_has_128_bytes_and_is_new_every_time() -> None:
 
 @pytest.mark.parametrize("given", [True, False], ids=["id given", "id made"])
 def test_a_group_of_one_over_nccl_gives_the_whole_models_numbers(given: bool) -> None:
+    """It sums and gathers over NCCL when it is made; a model of one rank has nothing to sum."""
     control = candle_py.TcpCommunicator(0, 1, [], "secret", LONG_S)
     unique_id = candle_py.nccl_unique_id() if given else None
     group = candle_py.NcclCommunicator(control, device=0, unique_id=unique_id)
@@ -157,13 +158,16 @@ def test_a_group_of_one_over_nccl_gives_the_whole_models_numbers(given: bool) ->
     engine.close()
 
 
-def test_a_group_that_was_aborted_says_why() -> None:
+def test_a_group_that_was_aborted_makes_room_for_another() -> None:
+    for _ in range(3):
+        group = candle_py.NcclCommunicator(candle_py.TcpCommunicator(0, 1, [], "secret", LONG_S))
+        group.abort("enough")
+
+
+def test_a_group_on_another_device_than_the_model_is_refused() -> None:
     control = candle_py.TcpCommunicator(0, 1, [], "secret", LONG_S)
-    group = candle_py.NcclCommunicator(control)
-    engine = load("qwen2", communicator=group)
-    group.abort("enough")
-    with pytest.raises(candle_py.CommunicatorError, match="enough"):
-        engine.logits(*ragged([[1, 2]]))
+    with pytest.raises(candle_py.InputError, match="cuda:1 and: `cuda:0`"):
+        candle_py.Engine.load(GOLDEN / "qwen2", device="cuda:1", communicator=candle_py.NcclCommunicator(control))
 
 
 @pytest.mark.skipif(DEVICES < 2, reason=f"needs two devices, has {DEVICES}")

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use self::model::Model;
 use crate::backend::{CpuBackend, TensorBackend};
 use crate::batch::Ragged;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, DeviceCommunicator};
 use crate::cpu::{Isa, Kernels};
 use crate::error::{Error, Result};
 use crate::info::Info;
@@ -121,6 +121,15 @@ impl Engine {
         })?;
         let LoadOptions { dtype, device, .. } = *options;
         let communicator = options.communicator.clone();
+        let of_group = communicator.as_deref().and_then(Communicator::on_device).map(DeviceCommunicator::device);
+        if let (Device::Cuda(device), Some(of_group)) = (options.device, of_group)
+            && device != of_group
+        {
+            return Err(Error::input(format!(
+                "model and communicator are on different devices, cuda:{device} and: `cuda:{of_group}`"
+            ))
+            .with_hint("give the engine and the NcclCommunicator the same device"));
+        }
         let model = match device {
             Device::Cpu => {
                 let backend = CpuBackend::new(kernels, dtype.storage()?);

@@ -71,6 +71,9 @@ pub trait Communicator: Send + Sync + fmt::Debug {
 
 /// Operations on numbers in device memory.
 pub trait DeviceCommunicator {
+    /// The device's number among those that this process sees.
+    fn device(&self) -> usize;
+
     /// As [`Communicator::all_reduce_sum`], after what was put into the stream before; waits for the sum to be there.
     ///
     /// # Errors

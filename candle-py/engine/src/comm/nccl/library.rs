@@ -1,6 +1,7 @@
 //! NCCL and the CUDA driver, opened at run time: a build with them starts where neither is, and says so when they are
 //! asked for. Source: NCCL's `nccl.h` (2.18 and later), the CUDA Driver API.
 
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
@@ -148,7 +149,7 @@ pub(super) fn unique_id() -> Result<UniqueId> {
 
 fn open_nccl() -> Result<NcclTable> {
     let missing = |error: libloading::Error| {
-        Error::device(format!("NCCL cannot be loaded ({error}): `{NCCL}`"))
+        Error::device(format!("NCCL cannot be loaded ({}): `{NCCL}`", reason(&error)))
             .with_hint("install nvidia-nccl-cu13 or nvidia-nccl-cu12, or the system's libnccl2")
     };
     // SAFETY: to load NCCL has no effect that anything here relies on; its functions are declared as in its header.
@@ -166,9 +167,14 @@ fn open_nccl() -> Result<NcclTable> {
 fn open_driver() -> Result<DriverTable> {
     // SAFETY: to load the driver has no effect that anything here relies on; its functions are declared as it does.
     unsafe { Shared::new(DRIVER).and_then(|shared| DriverTable::of(shared)) }.map_err(|error| {
-        Error::device(format!("NVIDIA driver cannot be loaded ({error}): `{DRIVER}`"))
+        Error::device(format!("NVIDIA driver cannot be loaded ({}): `{DRIVER}`", reason(&error)))
             .with_hint("install the NVIDIA driver, or start the container with its devices and libraries")
     })
+}
+
+/// What the dynamic linker says.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn no_device(reason: String) -> Error {

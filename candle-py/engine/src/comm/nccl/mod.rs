@@ -32,6 +32,7 @@ const LET_GO: Duration = Duration::from_secs(5);
 pub struct Nccl {
     control: Arc<dyn Communicator>,
     calls: Arc<dyn Calls>,
+    device: usize,
     timeout: Duration,
     state: Mutex<State>,
     failure: OnceLock<String>,
@@ -68,7 +69,7 @@ impl Nccl {
         timeout: Duration,
     ) -> Result<Self> {
         let calls = library::Library::open(device);
-        Self::join(control, calls.map(|calls| -> Arc<dyn Calls> { Arc::new(calls) }), id, timeout)
+        Self::join(control, calls.map(|calls| -> Arc<dyn Calls> { Arc::new(calls) }), device, id, timeout)
     }
 }
 
@@ -85,6 +86,7 @@ impl Nccl {
     fn join(
         control: Arc<dyn Communicator>,
         calls: Result<Arc<dyn Calls>>,
+        device: usize,
         id: Option<UniqueId>,
         timeout: Duration,
     ) -> Result<Self> {
@@ -107,15 +109,29 @@ impl Nccl {
         let id: UniqueId = id.try_into().map_err(|_| Error::communicator("rank 0 sent no id: `NCCL`"))?;
 
         let state = Mutex::default();
-        let group = Self { control, calls, timeout, state, failure: OnceLock::new() };
+        let group = Self { control, calls, device, timeout, state, failure: OnceLock::new() };
         group.operate("the start of NCCL", |group, state, wait| {
             let (comm, code) = group.calls.init(group.world(), &id, group.rank());
             state.comm = comm;
             let Some(comm) = comm else { return Err(group.explain(None, code)) };
             wait.settle(comm, code)
         })?;
-        group.over_control(|control| control.barrier())?;
+        group.prove()?;
         Ok(group)
+    }
+
+    /// Sums and gathers what all ranks know the result of: what is wrong with NCCL or a device shows now.
+    fn prove(&self) -> Result<()> {
+        let ranks = || (0..self.world()).map(|rank| rank as f32);
+        let own = self.rank() as f32;
+        let (mut sum, mut all) = ([1.0, own], Vec::new());
+        self.all_reduce_sum(&mut sum)?;
+        self.all_gather(&[own], &mut all)?;
+        if sum == [self.world() as f32, ranks().sum()] && all.iter().copied().eq(ranks()) {
+            return Ok(());
+        }
+        self.abort(&format!("NCCL gives a wrong sum of ranks or their wrong order: `{sum:?} {all:?}`"));
+        Err(self.over())
     }
 
     /// Runs one operation; a fault in it is the end of the group.
@@ -292,6 +308,10 @@ impl Communicator for Nccl {
 }
 
 impl DeviceCommunicator for Nccl {
+    fn device(&self) -> usize {
+        self.device
+    }
+
     unsafe fn all_reduce_sum_at(&self, values: u64, count: usize, stream: u64) -> Result<()> {
         if count == 0 {
             return Ok(());
