@@ -224,9 +224,8 @@ impl Backend for TensorBackend {
     fn normalize_heads(&self, norms: &[Norm; 2], attention: &Attention, qkv: &mut Rows) -> Result<()> {
         let rows = qkv.get()?;
         let [queries, keys] = norms;
-        let weights = Tensor::cat(&[&queries.weight, &keys.weight], 0)?;
         let kernel = NormHeads { attention, rows: rows.dim(0)?, eps: [queries.eps, keys.eps] };
-        Ok(cuda::in_place(&kernel, rows, &[&weights])?)
+        Ok(cuda::in_place(&kernel, rows, &[&queries.weight, &keys.weight])?)
     }
 
     fn copy(&self, x: &Rows, out: &mut Rows) -> Result<()> {

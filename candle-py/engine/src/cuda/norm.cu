@@ -29,11 +29,12 @@ extern "C" __global__ void norm_rows(float *out, const float *x, const float *we
     }
 }
 
-// Normalises the heads of queries and keys in rows of (queries, keys, values), in place, a warp for each row and head. The
-// weights of the queries are followed by those of the keys.
-extern "C" __global__ void norm_heads(float *qkv, const float *weights, int heads, int kv_heads, int head_dim, float query_eps,
-                                      float key_eps) {
-    int head = blockIdx.y, is_key = head >= heads;
+// Normalises the heads of queries and keys in rows of (queries, keys, values), in place, a warp for each row and head.
+extern "C" __global__ void norm_heads(float *qkv, const float *of_queries, const float *of_keys, int heads, int kv_heads,
+                                      int head_dim, float query_eps, float key_eps) {
+    int head = blockIdx.y;
+    bool is_key = head >= heads;
+    const float *weights = is_key ? of_keys : of_queries;
     float *x = qkv + ((size_t)blockIdx.x * (heads + 2 * kv_heads) + head) * head_dim;
     float squares = 0.0f;
     for (int i = threadIdx.x; i < head_dim; i += WARP) {
@@ -41,6 +42,6 @@ extern "C" __global__ void norm_heads(float *qkv, const float *weights, int head
     }
     float factor = 1.0f / sqrtf(warp_sum(squares) / head_dim + (is_key ? key_eps : query_eps));
     for (int i = threadIdx.x; i < head_dim; i += WARP) {
-        x[i] = x[i] * factor * weights[is_key * head_dim + i];
+        x[i] = x[i] * factor * weights[i];
     }
 }

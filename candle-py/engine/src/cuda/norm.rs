@@ -20,8 +20,8 @@ pub struct Norm {
     pub bias: bool,
 }
 
-/// Normalises the heads of queries and keys in `(queries, keys, values)` rows by the mean square; the queries' weights
-/// are followed by the keys'.
+/// Normalises the heads of queries and keys in `(queries, keys, values)` rows by the mean square, with weights
+/// of the queries and of the keys.
 #[derive(Clone, Copy, Debug)]
 pub struct NormHeads<'a> {
     pub attention: &'a Attention,
@@ -86,7 +86,7 @@ impl Kernel for NormHeads<'_> {
     }
 
     fn sources(&self) -> Vec<Size> {
-        vec![Size::Floats(2 * self.attention.head_dim)]
+        vec![Size::Floats(self.attention.head_dim); 2]
     }
 
     fn launch(&self) -> Launch {
@@ -105,7 +105,7 @@ impl Kernel for NormHeads<'_> {
 
     fn twin(&self, sources: &[Source<'_>], out: &mut [f32]) {
         let Attention { heads, kv_heads, head_dim, .. } = *self.attention;
-        let (queries, keys) = sources[0].floats().split_at(head_dim);
+        let (queries, keys) = (sources[0].floats(), sources[1].floats());
         for row in out.chunks_exact_mut(self.attention.qkv_width()) {
             for (index, head) in row.chunks_exact_mut(head_dim).take(heads + kv_heads).enumerate() {
                 let (weight, eps) = if index < heads { (queries, self.eps[0]) } else { (keys, self.eps[1]) };
