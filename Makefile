@@ -88,13 +88,46 @@ wheel: $(MADE)/tools  ## dist/: candle_py (CPU build) and candelabra
 	$(PIP) wheel --no-deps --wheel-dir dist .
 	@ls -l dist
 
-# The names are fixed now so that scripts can rely on them; they fail until there is something to build.
-wheel-cuda check-cuda test-gpu:
-	@echo '$@: there is no CUDA build of the engine yet: models run on the CPU only.' >&2
-	@exit 1
+# The CUDA build has a cargo folder of its own, and a toolkit: that of CUDA_HOME where it is set, else one of packages.
+# CUDA_COMPUTE_CAP is the oldest device it is for: 80 (A100) runs on newer ones, too; 90 is for H100 and H200.
+CUDA_COMPUTE_CAP ?= 80
+VENV_CUDA := .venv-cuda
+ifeq ($(CUDA_HOME),)
+CUDA_ROOT := $(CURDIR)/$(VENV_CUDA)/cuda
+CUDA_MADE := $(VENV_CUDA)/.made
+else
+CUDA_ROOT := $(CUDA_HOME)
+CUDA_MADE :=
+endif
+WITH_CUDA = CUDA_HOME='$(CUDA_ROOT)' CUDA_COMPUTE_CAP=$(CUDA_COMPUTE_CAP) PATH="$(CUDA_ROOT)/bin:$$PATH" \
+    CARGO_TARGET_DIR='$(CURDIR)/candle-py/target-cuda'
+
+$(VENV_CUDA)/.made: candle-py/cuda/requirements.txt candle-py/cuda/link.sh
+	test -x $(VENV_CUDA)/bin/python || $(PYTHON) -m venv $(VENV_CUDA)
+	$(VENV_CUDA)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<
+	ln -sfn "$$(cd $(VENV_CUDA) && echo lib/python3*/site-packages/nvidia/cu13)" $(VENV_CUDA)/cuda
+	sh candle-py/cuda/link.sh $(VENV_CUDA)/cuda
+	touch $@
+
+wheel-cuda: $(MADE)/tools $(CUDA_MADE)  ## dist/: candle_py_cuda, the engine with CUDA and NCCL (CUDA_HOME, CUDA_COMPUTE_CAP)
+	mkdir -p dist
+	cd candle-py/cuda && $(WITH_CUDA) ../../$(BIN)/python -m maturin build --release --auditwheel skip --out ../../dist
+	@ls -l dist
+
+check-cuda: $(MADE)/tools $(CUDA_MADE)  ## compile and lint the CUDA build, kernels included; needs no GPU
+	cd candle-py && $(WITH_CUDA) cargo clippy --release --workspace --all-targets --features cuda,nccl -- -D warnings
+
+# Builds nothing and needs no install here: GPU_PYTHON has the wheels of candle_py and candle_py_cuda, numpy, safetensors,
+# tokenizers and pytest with pytest-timeout. GPU_LIMIT_S is for the figures; the tests before them take a minute or two.
+GPU_PYTHON ?= $(BIN)/python
+GPU_LIMIT_S ?= 420
+
+test-gpu:  ## on a machine with a GPU: golden cases, NCCL, tokens/s next to PyTorch (GPU_PYTHON)
+	$(GPU_PYTHON) -m pytest --noconftest -m gpu tests/test_gpu.py
+	$(GPU_PYTHON) -m benchmarks.gpu --limit-s $(GPU_LIMIT_S)
 
 clean:  ## remove what was built and written; .venv and .venv-bench stay
-	rm -rf build dist out data candle-py/target candle-py/dist *.egg-info
+	rm -rf build dist out data candle-py/target candle-py/target-cuda candle-py/dist *.egg-info $(VENV_CUDA)
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	rm -f candle-py/python/candle_py/*.so $(MADE)/engine $(MADE)/package
-	find . -name .venv -prune -o -name .venv-bench -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +

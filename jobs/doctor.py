@@ -14,7 +14,7 @@ from typing import Literal
 from jobs.facts import OWN_NAMES, Facts, gather_facts
 from jobs.shell import SHELLS, init_line
 from jobs.verbs import PROGRAM
-from workers.devices import cuda_obstacle
+from workers.devices import cuda_obstacle, hidden_devices
 from workers.limits import available_threads
 
 Status = Literal["ok", "note", "problem"]
@@ -136,15 +136,19 @@ def _gpu(facts: Facts) -> Iterable[Finding]:
         driver = f"NVIDIA driver {cuda.module or 'of unknown version'}, offers CUDA {cuda.library or 'nothing'}"
         yield Finding("gpu", "ok", driver)
     built = facts.engine is not None and facts.engine.cuda
+    failure = None if facts.engine is None else facts.engine.cuda_failure
     on_gpu_machine = bool(cuda.gpus or cuda.boards)
-    obstacle = cuda_obstacle(built, cuda) if facts.engine is not None else None
-    if obstacle is not None and (built or on_gpu_machine):
+    obstacle = cuda_obstacle(built, cuda, failure) if facts.engine is not None else None
+    hidden = hidden_devices(cuda)
+    if hidden is not None:
+        yield Finding("gpu", "problem", hidden, "compare it with the indexes and UUIDs that `nvidia-smi -L` prints")
+    if obstacle is not None and (built or failure is not None or on_gpu_machine):
         yield Finding("gpu", "problem", *obstacle)
     elif not on_gpu_machine:
         yield Finding("gpu", "ok", "no NVIDIA GPU; models run on the CPU")
     if built and on_gpu_machine:
         if cuda.nccl is None and facts.engine is not None and facts.engine.nccl:
-            hint = "install nvidia-nccl-cu13, or the system's libnccl2"
+            hint = "install candelabra[cuda13] or [cuda12], or the system's libnccl2"
             yield Finding("gpu", "problem", "the engine is built with NCCL, but libnccl.so.2 is not there", hint)
         elif cuda.nccl is not None:
             yield Finding("gpu", "ok", f"NCCL {cuda.nccl}")

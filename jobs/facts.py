@@ -52,6 +52,7 @@ class EngineFacts:
     cuda: bool
     nccl: bool
     threads_default: int
+    cuda_failure: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ def _engine() -> tuple[EngineFacts | None, str | None]:
         cuda=bool(said["cuda"]),
         nccl=bool(said["nccl"]),
         threads_default=int(str(said["threads_default"])),
+        cuda_failure=said["cuda_failure"],
     ), None
 
 

@@ -272,7 +272,8 @@ def _decide_device(spec: JobSpec) -> DeviceKind:
         return "cpu"
     from workers.engine.candle import capabilities
 
-    obstacle = cuda_obstacle(bool(capabilities()["cuda"]), probe_cuda())
+    engine = capabilities()
+    obstacle = cuda_obstacle(bool(engine["cuda"]), probe_cuda(), engine["cuda_failure"])
     if obstacle is None:
         return "cuda"
     if spec.model.device == "auto":

@@ -20,13 +20,14 @@ class Rank:
 
     base_bytes = 0  # of memory, before it began
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, **options: Any) -> None:
         script = Path(__file__).with_name("rank_process.py")
         self.process = subprocess.Popen(
             [sys.executable, str(script), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
 
     def next(self, timeout_s: float = LONG_S) -> dict[str, Any]:

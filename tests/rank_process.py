@@ -57,7 +57,11 @@ def main(options: dict[str, Any]) -> None:
         communicator = candle_py.TcpCommunicator(
             options["rank"], options["world"], options["addresses"], options["token"], options["timeout_s"]
         )
-        engine = candle_py.Engine.load(options["model"], threads=1, communicator=communicator)
+        group: candle_py.TcpCommunicator | candle_py.NcclCommunicator = communicator
+        if options.get("nccl"):
+            group = candle_py.NcclCommunicator(communicator)
+        device = options.get("device", "cpu")
+        engine = candle_py.Engine.load(options["model"], device=device, threads=1, communicator=group)
         say(info=[engine.info["rank"], engine.info["world"]])
         if options["rank"] > 0:
             engine.follow()

@@ -150,7 +150,11 @@ def test_options_of_embed_that_make_no_sense_are_refused(
         ({"threads": -2}, candle_py.InputError, "threads must not be negative: `-2`"),
         ({"cpu": "sse9"}, candle_py.InputError, "instruction set is not known: `sse9`"),
         ({"cpu": "amx"}, candle_py.InputError, "instruction set is for dtype bfloat16 alone: `amx`"),
-        ({"communicator": object()}, candle_py.InputError, "communicator must be a TcpCommunicator: `object`"),
+        (
+            {"communicator": object()},
+            candle_py.InputError,
+            "communicator must be a TcpCommunicator or NcclCommunicator: `object`",
+        ),
     ],
 )
 def test_options_of_load_that_cannot_be_met_are_refused(

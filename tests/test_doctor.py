@@ -77,6 +77,20 @@ def test_a_cpu_build_on_a_gpu_machine_names_the_build() -> None:
     assert "built for the CPU only; this machine has a GPU" in finding.what
 
 
+def test_a_cuda_build_that_cannot_be_loaded_says_what_it_misses() -> None:
+    failure = ("candle-py-cuda cannot be loaded, since a library of CUDA is not there: `libcublas.so.13`", "install it")
+    finding = only_problem(replace(GOOD, engine=replace(ENGINE, cuda_failure=failure), cuda=DRIVER))
+    assert (finding.what, finding.hint) == failure
+    without_driver = only_problem(replace(GOOD, engine=replace(ENGINE, cuda_failure=failure)))
+    assert "the NVIDIA driver is not loaded" in without_driver.what
+
+
+def test_a_device_that_is_named_but_not_seen_is_a_problem() -> None:
+    assert (
+        "names 2 devices" in only_problem(replace(GOOD, engine=CUDA_ENGINE, cuda=replace(DRIVER, visible="0,9"))).what
+    )
+
+
 @pytest.mark.parametrize(
     ("cuda", "expected"),
     [

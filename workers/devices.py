@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.visible import parse_visible
+
 _LIBRARY = "libcuda.so.1"
 _RESULTS = {
     3: "the driver is not initialised",
@@ -90,18 +92,21 @@ def probe_cuda(
     )
 
 
-def cuda_obstacle(built_with_cuda: bool, facts: CudaFacts) -> tuple[str, str] | None:
+def cuda_obstacle(
+    built_with_cuda: bool, facts: CudaFacts, failure: tuple[str, str] | None = None
+) -> tuple[str, str] | None:
     """What keeps this process from computing on a GPU: a message and a hint, or None when nothing does.
 
     Args:
-        built_with_cuda: The installed engine is a CUDA build.
+        built_with_cuda: The engine in use is a CUDA build.
         facts: The machine.
+        failure: Why a CUDA build that is installed is not in use.
     """
-    if not built_with_cuda:
+    if not built_with_cuda and failure is None:
         there = "; this machine has a GPU" if facts.gpus or facts.boards else ""
         return (
             f"the installed engine is built for the CPU only{there}",
-            "set `model.device: cpu`, or install a CUDA build of candle-py",
+            "set `model.device: cpu`, or install candle-py-cuda (docs/gpu.md)",
         )
     if facts.library is None:
         missing = "the NVIDIA driver is not loaded" if facts.module is None else f"`{_LIBRARY}` cannot be loaded"
@@ -109,17 +114,37 @@ def cuda_obstacle(built_with_cuda: bool, facts: CudaFacts) -> tuple[str, str] | 
             f"the engine is built for CUDA, but {missing}",
             "install the NVIDIA driver, or start the container with its devices and libraries (`--gpus all`)",
         )
+    if failure is not None:
+        return failure
     if facts.gpus:
         return None
     if facts.visible is not None and facts.boards:
+        fault = parse_visible(facts.visible).fault
         return (
             f"the driver is there, but `CUDA_VISIBLE_DEVICES` hides every device: `{facts.visible}`",
-            "unset it, or give the indexes or UUIDs that `nvidia-smi -L` prints",
+            ("" if fault is None else f"an entry is {fault}; ")
+            + "unset it, or give the indexes or UUIDs that `nvidia-smi -L` prints",
         )
     return (
         f"the driver is there, but shows no device: `{facts.failure or 'none listed'}`",
         "look at `nvidia-smi`; in a container, start it with its devices (`--gpus all`)",
     )
+
+
+def hidden_devices(facts: CudaFacts) -> str | None:
+    """What of `CUDA_VISIBLE_DEVICES` this process does not see although it is named; None where it sees all of it."""
+    if facts.visible is None or not facts.gpus:
+        return None
+    visible = parse_visible(facts.visible)
+    if visible.fault is not None:
+        return f"`CUDA_VISIBLE_DEVICES` is read up to an entry that is {visible.fault}"
+    if len(facts.gpus) < len(visible.ids):
+        missing = visible.ids[len(facts.gpus)]
+        return (
+            f"`CUDA_VISIBLE_DEVICES` names {len(visible.ids)} devices, of which the driver shows {len(facts.gpus)}; "
+            f"the first that it does not know: `{missing}`"
+        )
+    return None
 
 
 def _ask_driver(load: Callable[[str], Any]) -> tuple[str | None, str | None, tuple[Gpu, ...]]:

@@ -5,7 +5,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use candle_engine::cpu::{Isa, Storage};
-use candle_engine::{EmbedOptions, Error, Info, LoadOptions, Pooling, Ragged, Slice, catching_panics};
+use candle_engine::{
+    Device, Dtype, EmbedOptions, Error, Info, LoadOptions, Pooling, Ragged, Slice, catching_panics, has_cuda,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -38,11 +40,13 @@ impl Engine {
         cpu: Option<&str>,
         communicator: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let storage = check_placement(device, dtype).map_err(|error| to_python(py, &error))?;
+        let device = Device::from_name(device).map_err(|error| cuda_failure(py, &error))?;
+        let dtype = Dtype::from_name(dtype, device).map_err(|error| to_python(py, &error))?;
         let options = LoadOptions {
             threads: threads.map(|threads| natural(py, "threads", threads)).transpose()?,
             isa: cpu.map(instruction_set).transpose().map_err(|error| to_python(py, &error))?,
-            storage,
+            dtype,
+            device,
             communicator: communicator.as_ref().map(communicator::taken).transpose()?,
         };
         let engine = detached(py, || candle_engine::Engine::load(&model_dir, &options))?;
@@ -53,7 +57,8 @@ impl Engine {
     #[getter]
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let info = facts(py, self.engine.info())?;
-        info.set_item("dtype", self.engine.storage().name())?;
+        info.set_item("dtype", self.engine.dtype().name())?;
+        info.set_item("device", self.engine.device().name())?;
         info.set_item("threads", self.engine.threads())?;
         let (rank, world) = self.engine.rank_and_world();
         info.set_item("rank", rank)?;
@@ -224,8 +229,8 @@ pub fn capabilities(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     capabilities.set_item("cpu_features", features)?;
     capabilities.set_item("cpu", Isa::detected(Storage::Float32).name())?;
     capabilities.set_item("cpu_bfloat16", Isa::detected(Storage::Bfloat16).name())?;
-    capabilities.set_item("cuda", false)?;
-    capabilities.set_item("nccl", false)?;
+    capabilities.set_item("cuda", has_cuda())?;
+    capabilities.set_item("nccl", cfg!(feature = "nccl"))?;
     capabilities.set_item("threads_default", candle_engine::available_threads())?;
     Ok(capabilities)
 }
@@ -262,36 +267,20 @@ impl Batch {
     }
 }
 
-/// Refuses a device or dtype that this build does not have.
-fn check_placement(device: &str, dtype: &str) -> Result<Storage, Error> {
-    let kind = device.split(':').next().unwrap_or_default();
-    match (kind, device) {
-        ("cpu", "cpu") | ("auto", "auto") => {}
-        ("cuda", _) => {
-            return Err(Error::device(format!("this build has no CUDA support: `{device}`"))
-                .with_hint("use device cpu, or install a build with CUDA"));
-        }
-        _ => return Err(Error::input(format!("device is not known: `{device}`")).with_hint("auto or cpu")),
-    }
-    let storage = match (dtype, Storage::from_name(dtype)) {
-        ("auto", _) => Storage::Float32,
-        (_, Some(storage)) => storage,
-        ("float16", None) => {
-            return Err(Error::device(format!("dtype is not supported on the CPU: `{dtype}`"))
-                .with_hint("use auto, float32 or bfloat16; weights stored in another dtype are converted"));
-        }
-        _ => {
-            return Err(Error::input(format!("dtype is not known: `{dtype}`")).with_hint("auto, float32 or bfloat16"));
-        }
-    };
-    Ok(storage)
-}
-
 fn instruction_set(name: &str) -> Result<Isa, Error> {
     Isa::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
         Error::input(format!("instruction set is not known: `{name}`")).with_hint(names.join(", "))
     })
+}
+
+/// Why there is no CUDA: the reason that an installed CUDA build could not be loaded for, or else the error.
+fn cuda_failure(py: Python<'_>, error: &Error) -> PyErr {
+    let failure = || py.import("candle_py")?.call_method0("cuda_failure");
+    match failure() {
+        Ok(failure) if matches!(error, Error::Device { .. }) && !failure.is_none() => PyErr::from_value(failure),
+        _ => to_python(py, error),
+    }
 }
 
 /// "auto" as `None`, or modes.

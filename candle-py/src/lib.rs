@@ -18,7 +18,7 @@ mod _native {
     #[pymodule_export]
     use crate::arrays::Array;
     #[pymodule_export]
-    use crate::communicator::TcpCommunicator;
+    use crate::communicator::{NcclCommunicator, TcpCommunicator, nccl_unique_id};
     #[pymodule_export]
     use crate::engine::{Engine, capabilities, convert_pickle, inspect, inspect_rank};
     #[pymodule_export]

@@ -214,8 +214,13 @@ class _Generator:
 
 
 def capabilities() -> dict[str, Any]:
-    """What the installed build of the engine offers: versions, CPU features and path in force, CUDA, NCCL."""
+    """What the installed build of the engine offers: versions, CPU features and path in force, CUDA, NCCL.
+
+    `cuda_failure` is None, or message and hint: why an installed CUDA build cannot be loaded.
+    """
     found: dict[str, Any] = candle_py.capabilities()
+    failure = candle_py.cuda_failure()
+    found["cuda_failure"] = None if failure is None else (str(failure), failure.hint or "")
     return found
 
 

@@ -1,38 +1,37 @@
-//! The engine: a loaded model, or a rank's part of one, and the threads that run it. Takes token ids; knows nothing of text.
+//! The engine: a loaded model, or a rank's part of one, on the device that was asked for. Takes token ids; knows nothing of
+//! text.
 
 mod follow;
 mod forward;
+mod model;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::backend::{After, Backend, CpuBackend};
+use self::model::Model;
+use crate::backend::{CpuBackend, TensorBackend};
 use crate::batch::Ragged;
-use crate::blueprint::{Blueprint, DENSE_LAYER};
-use crate::comm::Communicator;
-use crate::config::SentenceModule;
-use crate::cpu::{Activation, Isa, Kernels, Storage};
+use crate::comm::{Communicator, DeviceCommunicator};
+use crate::cpu::{Isa, Kernels, Storage};
 use crate::error::{Error, Result};
-use crate::group::Group;
 use crate::info::Info;
-use crate::models::{Classifier, Decoder, Network, Scratch};
-use crate::orders::Wanted;
+use crate::placement::{Device, Dtype};
 use crate::pooling::Pooling;
 use crate::session::DecoderSession;
-use crate::shard::Shard;
-use crate::weights::{Layers, Loader, Source};
-use crate::workers::{Workers, available_threads};
+use crate::workers::available_threads;
 
 /// How to load a model.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Threads at most; never more than the process may use, which is the default.
+    /// Threads of the CPU at most; never more than the process may use, which is the default.
     pub threads: Option<usize>,
-    /// The instruction set; the best that the machine has for the storage by default.
+    /// The instruction set of what is computed on the CPU; the best that the machine has for the dtype by default.
     pub isa: Option<Isa>,
-    /// How weights are held; float32 by default. Arithmetic is float32 either way, but for products on AMX: there
-    /// bfloat16 weights meet rows rounded to bfloat16, and their sums are float32.
-    pub storage: Storage,
+    /// How weights are held; float32 by default. Sums are float32 either way; on
+    /// AMX, bfloat16 weights meet rows rounded to bfloat16.
+    pub dtype: Dtype,
+    /// Where the model computes; the CPU by default.
+    pub device: Device,
     /// The ranks that the model is split over, of which this process is one. All load it with the same options; then the
     /// engine of rank 0 is asked, and the others [follow](Engine::follow). None for the whole model here.
     pub communicator: Option<Arc<dyn Communicator>>,
@@ -69,25 +68,30 @@ impl Output {
     }
 }
 
-/// A module after the pooling that has weights, or works in the middle of the chain.
-enum Module<L: Layers> {
-    Dense(L::Linear, Activation),
-    Normalize,
-}
-
 /// A loaded model.
 pub struct Engine {
-    info: Info,
     isa: Isa,
-    storage: Storage,
-    threads: usize,
-    backend: CpuBackend,
-    network: Arc<Network<CpuBackend>>,
-    classifier: Option<Classifier<CpuBackend>>,
-    modules: Vec<Module<CpuBackend>>,
-    workers: Arc<Workers<Scratch<<CpuBackend as Backend>::Buffer>>>,
-    group: Option<Arc<Group>>,
+    dtype: Dtype,
+    device: Device,
+    model: AnyModel,
 }
+
+/// The model on one of the backends. Which is decided once; nothing inside asks again.
+enum AnyModel {
+    Cpu(Box<Model<CpuBackend>>),
+    Tensors(Box<Model<TensorBackend>>),
+}
+
+/// `$call` with the engine's model as `$model`, whatever its backend.
+macro_rules! with_model {
+    ($engine:expr, $model:ident => $call:expr) => {
+        match &$engine.model {
+            AnyModel::Cpu($model) => $call,
+            AnyModel::Tensors($model) => $call,
+        }
+    };
+}
+use with_model;
 
 impl Engine {
     /// Loads the model in `dir`: `config.json`, safetensors, and sentence-transformers' files where there are any.
@@ -95,8 +99,9 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Model`] when the folder does not hold a whole model of a supported kind, before anything is allocated;
-    /// [`Error::Device`] when the machine lacks the instruction set; [`Error::Input`] for zero threads, and for a model
-    /// that cannot be split over the ranks; [`Error::Communicator`] when a rank fails to load it, on all others.
+    /// [`Error::Device`] when the machine lacks the device, its memory or the instruction set; [`Error::Input`] for zero
+    /// threads, and for a model that cannot be split over the ranks; [`Error::Communicator`] when a rank fails to load it,
+    /// on all others.
     pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self> {
         let result = Self::load_part(dir, options);
         if let (Some(communicator), Err(error)) = (&options.communicator, &result) {
@@ -110,51 +115,43 @@ impl Engine {
             Some(0) => return Err(Error::input("threads must be at least 1: `0`")),
             given => given.unwrap_or(usize::MAX).min(available_threads()),
         };
-        let isa = options.isa.unwrap_or_else(|| Isa::detected(options.storage));
-        if !isa.is_for(options.storage) {
+        let LoadOptions { dtype, device, .. } = *options;
+        let storage = if device == Device::Cpu { dtype.storage()? } else { Storage::Float32 };
+        let isa = options.isa.unwrap_or_else(|| Isa::detected(storage));
+        if !isa.is_for(storage) {
             return Err(Error::input(format!("instruction set is for dtype bfloat16 alone: `{}`", isa.name()))
                 .with_hint("set dtype to bfloat16, or let the machine's best instruction set be chosen"));
         }
         let kernels = Kernels::new(isa).ok_or_else(|| {
             Error::device(format!("this machine lacks the instruction set: `{}`", isa.name()))
-                .with_hint(format!("the best that it has: {}", Isa::detected(options.storage).name()))
+                .with_hint(format!("the best that it has: {}", Isa::detected(storage).name()))
         })?;
-        let blueprint = Blueprint::read(dir)?;
-        let mut info = Info::of(&blueprint);
-        info.weight_bytes = info.parameters * options.storage.size_bytes();
-        let mut backend = CpuBackend::new(kernels, options.storage);
-        let communicator = options.communicator.clone().filter(|communicator| communicator.world() > 1);
-        if let Some(communicator) = &communicator {
-            backend = backend.within(Arc::clone(communicator));
+        let communicator = options.communicator.clone();
+        let of_group = communicator.as_deref().and_then(Communicator::on_device).map(DeviceCommunicator::device);
+        if let (Device::Cuda(device), Some(of_group)) = (options.device, of_group)
+            && device != of_group
+        {
+            return Err(Error::input(format!(
+                "model and communicator are on different devices, cuda:{device} and: `cuda:{of_group}`"
+            ))
+            .with_hint("give the engine and the NcclCommunicator the same device"));
         }
-        let Blueprint { config, prefix, checkpoint, .. } = &blueprint;
-        let mut loader = Loader::new(checkpoint, &backend);
-        let network = match &communicator {
-            None => Network::build(&config.network, prefix, &mut loader)?,
-            Some(communicator) => {
-                let shard = Shard { rank: communicator.rank(), world: communicator.world() };
-                let part = config.network.split(shard)?;
-                loader = loader.of_part(config.network.sizes(), shard);
-                Network::build(&part, prefix, &mut loader)?
+        let model = match device {
+            Device::Cpu => {
+                let backend = CpuBackend::new(kernels, storage);
+                AnyModel::Cpu(Box::new(Model::load(dir, backend, dtype, threads, communicator)?))
+            }
+            Device::Tensors | Device::Cuda(_) => {
+                let backend = TensorBackend::new(device.open()?, dtype);
+                AnyModel::Tensors(Box::new(Model::load(dir, backend, dtype, threads, communicator)?))
             }
         };
-        let network = Arc::new(network);
-        let classifier = match &config.labels {
-            Some(labels) => Some(Classifier::build(&config.network, prefix, labels.names.len(), &mut loader)?),
-            None => None,
-        };
-        let modules = load_modules(&blueprint, &backend)?;
-        let workers = Arc::new(Workers::new(threads)?);
-        let group = communicator.map(|communicator| Arc::new(Group::new(communicator)));
-        if let Some(group) = &group {
-            group.compare(&format!("{:?} {:?} {}", config.network, info, options.storage.name()))?;
-        }
-        Ok(Self { info, isa, storage: options.storage, threads, backend, network, classifier, modules, workers, group })
+        Ok(Self { isa, dtype, device, model })
     }
 
     /// The model's facts.
     pub fn info(&self) -> &Info {
-        &self.info
+        with_model!(self, model => &model.info)
     }
 
     /// The instruction set in force.
@@ -163,13 +160,18 @@ impl Engine {
     }
 
     /// How the weights are held.
-    pub fn storage(&self) -> Storage {
-        self.storage
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Where the model computes.
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// The threads in force.
     pub fn threads(&self) -> usize {
-        self.threads
+        with_model!(self, model => model.threads)
     }
 
     /// The last hidden states, `(tokens, hidden_size)`.
@@ -177,16 +179,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the batch does not fit the model.
     pub fn hidden_states(&self, batch: &Ragged<'_>) -> Result<Output> {
-        let width = self.info.hidden_size;
-        self.run(
-            batch,
-            (width, Wanted::Hidden),
-            |chunk| chunk.ids().len(),
-            |backend, _, scratch, out| {
-                backend.read(&scratch.hidden, width, out);
-                Ok(())
-            },
-        )
+        with_model!(self, model => model.hidden_states(batch))
     }
 
     /// One embedding per sequence, `(rows, width)`: pooled, through the model's Dense modules, cut, normalised.
@@ -195,36 +188,7 @@ impl Engine {
     /// [`Error::Input`] when the batch or the options do not fit the model, or when neither the options nor the model's
     /// files say how to pool.
     pub fn embed(&self, batch: &Ragged<'_>, options: &EmbedOptions) -> Result<Output> {
-        let pooling = options.pooling.as_ref().or(self.info.pooling.as_ref()).ok_or_else(|| {
-            Error::input("the model's files do not say how to pool: `auto`")
-                .with_hint("set task.pooling, to mean or cls for most models")
-        })?;
-        let normalize = options.normalize.unwrap_or(self.info.normalize);
-        let width = self.embedding_width(pooling, options.dimensions)?;
-        let mut output = self.run(
-            batch,
-            (width, Wanted::Hidden),
-            |chunk| chunk.rows(),
-            |backend, chunk, scratch, out| {
-                let [pooled, other] = &mut scratch.pooled;
-                backend.pool(pooling, chunk.offsets(), options.skip_tokens, &scratch.hidden, pooled);
-                for module in &self.modules {
-                    match module {
-                        Module::Dense(linear, activation) => {
-                            backend.project(linear, pooled, After::Activation(*activation), other);
-                            std::mem::swap(pooled, other);
-                        }
-                        Module::Normalize => backend.l2_normalize(pooled),
-                    }
-                }
-                backend.read(pooled, width, out);
-                Ok(())
-            },
-        )?;
-        if normalize {
-            normalize_rows(&mut output);
-        }
-        Ok(output)
+        with_model!(self, model => model.embed(batch, options))
     }
 
     /// The logits of every sequence, `(rows, labels)`.
@@ -232,19 +196,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the batch does not fit the model or the model is no classifier.
     pub fn classify(&self, batch: &Ragged<'_>) -> Result<Output> {
-        let (Some(classifier), Some(labels)) = (&self.classifier, &self.info.labels) else {
-            return Err(Error::input(format!("model has no classification head: `{}`", self.info.architecture)));
-        };
-        self.run(
-            batch,
-            (labels.len(), Wanted::Hidden),
-            |chunk| chunk.rows(),
-            |backend, chunk, scratch, out| {
-                let logits = classifier.forward(backend, chunk, scratch);
-                backend.read(logits, labels.len(), out);
-                Ok(())
-            },
-        )
+        with_model!(self, model => model.classify(batch))
     }
 
     /// The logits of every token over the vocabulary, `(tokens, vocab_size)`.
@@ -252,13 +204,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the batch does not fit the model or the model is no language model.
     pub fn logits(&self, batch: &Ragged<'_>) -> Result<Output> {
-        let decoder = self.language_model()?;
-        self.run(
-            batch,
-            (self.info.vocab_size, Wanted::Logits),
-            |chunk| chunk.ids().len(),
-            |backend, chunk, scratch, out| decoder.logits(backend, &scratch.hidden, 0..chunk.ids().len(), out),
-        )
+        with_model!(self, model => model.logits(batch))
     }
 
     /// The logarithm of the probability of every token after those before it, `(tokens, 1)`; 0 for the first of a
@@ -267,13 +213,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the batch does not fit the model or the model is no language model.
     pub fn token_logprobs(&self, batch: &Ragged<'_>) -> Result<Output> {
-        let decoder = self.language_model()?;
-        self.run(
-            batch,
-            (1, Wanted::LogProbabilities),
-            |chunk| chunk.ids().len(),
-            |backend, chunk, scratch, out| decoder.log_probabilities(backend, chunk, scratch, out),
-        )
+        with_model!(self, model => model.token_logprobs(batch))
     }
 
     /// A session that generates: the model with a cache of its own, without blocks at first. Any number of sessions may
@@ -282,70 +222,9 @@ impl Engine {
     /// # Errors
     /// [`Error::Input`] when the model is no language model.
     pub fn session(&self) -> Result<DecoderSession> {
-        let session = self.local_session()?;
-        match &self.group {
-            Some(group) => session.leading(group),
-            None => Ok(session),
+        match &self.model {
+            AnyModel::Cpu(model) => model.session().map(DecoderSession::from),
+            AnyModel::Tensors(model) => model.session().map(DecoderSession::from),
         }
     }
-
-    /// A session on this rank alone.
-    fn local_session(&self) -> Result<DecoderSession> {
-        self.language_model()?;
-        let (network, workers) = (Arc::clone(&self.network), Arc::clone(&self.workers));
-        DecoderSession::new(&self.info, network, &self.backend, workers, self.threads)
-    }
-
-    /// The decoder, which has a head.
-    fn language_model(&self) -> Result<&Decoder<CpuBackend>> {
-        self.network.decoder().filter(|decoder| decoder.head().is_some()).ok_or_else(|| {
-            Error::input(format!("model has no language model head: `{}`", self.info.architecture))
-                .with_hint("generation and scoring need a model whose architecture ends with ForCausalLM")
-        })
-    }
-
-    /// Width of an embedding under these options.
-    fn embedding_width(&self, pooling: &Pooling, dimensions: Option<usize>) -> Result<usize> {
-        let whole = self.info.embedding_width(pooling)?;
-        match dimensions {
-            Some(0) => Err(Error::input("dimensions must be at least 1: `0`")),
-            Some(cut) if cut > whole => {
-                Err(Error::input(format!("dimensions are more than the {whole} of the model: `{cut}`")))
-            }
-            Some(cut) => Ok(cut),
-            None => Ok(whole),
-        }
-    }
-}
-
-/// The modules after the pooling, without a norm at the end, which the caller may ask for or not.
-fn load_modules(blueprint: &Blueprint, backend: &CpuBackend) -> Result<Vec<Module<CpuBackend>>> {
-    let sentence = &blueprint.sentence;
-    let mut checkpoints = blueprint.dense.iter();
-    let count = sentence.modules.len() - usize::from(sentence.ends_normalized());
-    let load = |module: &SentenceModule| match module {
-        SentenceModule::Normalize => Ok(Module::Normalize),
-        SentenceModule::Dense(config) => {
-            let checkpoint = checkpoints.next().ok_or_else(|| Error::internal("a Dense module without weights"))?;
-            let (input, output) = (config.in_features, config.out_features);
-            let linear = Loader::new(checkpoint, backend).linear(&[DENSE_LAYER], output, input, config.bias)?;
-            Ok(Module::Dense(linear, config.activation))
-        }
-    };
-    sentence.modules[..count].iter().map(load).collect()
-}
-
-/// Divides each row by its Euclidean norm, which is summed in f64; rows without a direction are noted.
-fn normalize_rows(output: &mut Output) {
-    /// The least divisor, as in torch's `normalize`.
-    const LEAST_NORM: f64 = 1e-12;
-    for (index, row) in output.data.chunks_exact_mut(output.width).enumerate() {
-        let norm = row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-        if norm < LEAST_NORM {
-            output.bad_rows.push(index);
-        }
-        let divisor = norm.max(LEAST_NORM);
-        row.iter_mut().for_each(|value| *value = (f64::from(*value) / divisor) as f32);
-    }
-    output.bad_rows.sort_unstable();
 }

@@ -120,7 +120,22 @@ pub fn catching_panics<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        Error::internal(format!("candle failed: `{error}`"))
+        match failure_of_device(&error) {
+            Some(failure) => Error::device(format!("device failed: `{failure}`"))
+                .with_hint("if it is out of memory: a smaller batch or cache, weights in bfloat16, or more ranks"),
+            None => Error::internal(format!("candle failed: `{error}`")),
+        }
+    }
+}
+
+/// What the device says, where it is the device that failed.
+fn failure_of_device(error: &candle_core::Error) -> Option<String> {
+    match error {
+        candle_core::Error::Cuda(failure) => Some(failure.to_string()),
+        candle_core::Error::WithBacktrace { inner, .. } | candle_core::Error::Context { inner, .. } => {
+            failure_of_device(inner)
+        }
+        _ => None,
     }
 }
 
@@ -172,5 +187,16 @@ mod tests {
         assert!(matches!(error, Error::Internal { .. }));
         assert_eq!(error.to_string(), "the engine panicked: `row 3 of 2`");
         assert_eq!(catching_panics(|| Ok(7)).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_failing_device_is_told_from_a_fault_of_ours() {
+        let failure = || candle_core::Error::Cuda("out of memory".into());
+        for error in [failure(), failure().bt(), failure().context("a product")] {
+            let error = Error::from(error);
+            assert!(matches!(error, Error::Device { .. }));
+            assert_eq!(error.to_string(), "device failed: `out of memory`");
+        }
+        assert!(matches!(Error::from(candle_core::Error::Msg("out of memory".into())), Error::Internal { .. }));
     }
 }

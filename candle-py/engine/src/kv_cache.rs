@@ -1,8 +1,8 @@
-//! The cache of keys and values on the CPU: blocks of tokens, each a page per layer. Who holds which block is the
-//! caller's affair.
+//! The cache of keys and values on the CPU: blocks of tokens, each a page per layer.
 
 use std::ops::Range;
 
+use crate::backend::KeyValueCache;
 use crate::cpu::{PAGE_TOKENS, PageShape, Pages};
 use crate::error::{Error, Result};
 use crate::generate::{BLOCK_TOKENS, StepSequence};
@@ -41,42 +41,6 @@ impl PagedCache {
         self.shape
     }
 
-    /// How many blocks there are.
-    pub fn blocks(&self) -> usize {
-        self.blocks
-    }
-
-    /// Bytes of one block over all layers.
-    pub fn block_bytes(&self) -> usize {
-        self.layers.len() * self.shape.floats() * size_of::<f32>()
-    }
-
-    /// Gives the cache so many blocks; what the first of them hold stays.
-    ///
-    /// # Errors
-    /// [`Error::Device`] when there is not so much memory.
-    pub fn resize(&mut self, blocks: usize) -> Result<()> {
-        let is_there = self.layers.iter_mut().all(|pages| pages.reserve(blocks));
-        self.blocks = if is_there { blocks } else { 0 };
-        if !is_there {
-            self.layers.iter_mut().for_each(|pages| *pages = Pages::new(self.shape));
-            return Err(Error::device(format!("memory is too small for a cache of so many blocks: `{blocks}`"))
-                .with_hint("give the cache fewer bytes"));
-        }
-        Ok(())
-    }
-
-    /// Brings the first `count` blocks into use.
-    pub fn touch(&mut self, count: usize) {
-        self.layers.iter_mut().for_each(|pages| pages.touch(count));
-    }
-
-    /// Makes block `to` hold what block `from` does; both must be there.
-    pub fn copy(&mut self, from: usize, to: usize) {
-        assert!(from < self.blocks && to < self.blocks, "no such block");
-        self.layers.iter_mut().for_each(|pages| pages.copy(from, to));
-    }
-
     /// All pages of a layer that are in use.
     pub fn pages(&self, layer: usize) -> &[f32] {
         self.layers[layer].floats()
@@ -98,6 +62,41 @@ impl PagedCache {
             writes.push(PageWrite { page, slot, rows });
         }
         writes
+    }
+}
+
+impl KeyValueCache for PagedCache {
+    fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.layers.len() * self.shape.floats() * size_of::<f32>()
+    }
+
+    fn resize(&mut self, blocks: usize) -> Result<()> {
+        let is_there = self.layers.iter_mut().all(|pages| pages.reserve(blocks));
+        self.blocks = if is_there { blocks } else { 0 };
+        if !is_there {
+            self.layers.iter_mut().for_each(|pages| *pages = Pages::new(self.shape));
+            return Err(Error::device(format!("memory is too small for a cache of so many blocks: `{blocks}`"))
+                .with_hint("give the cache fewer bytes"));
+        }
+        Ok(())
+    }
+
+    fn touch(&mut self, count: usize) {
+        self.layers.iter_mut().for_each(|pages| pages.touch(count));
+    }
+
+    fn copy(&mut self, from: usize, to: usize) -> Result<()> {
+        assert!(from < self.blocks && to < self.blocks, "no such block");
+        self.layers.iter_mut().for_each(|pages| pages.copy(from, to));
+        Ok(())
+    }
+
+    fn attention_s(&self) -> f64 {
+        self.attention_s
     }
 }
 

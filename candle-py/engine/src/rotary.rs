@@ -10,6 +10,8 @@ pub struct Angles {
     pub cos: Vec<f32>,
     /// Sines.
     pub sin: Vec<f32>,
+    /// Angles of a position: half of a head's width.
+    pub pairs: usize,
 }
 
 /// The rotary embedding of a layer.
@@ -158,6 +160,6 @@ impl Rotary {
             (0..positions).flat_map(|position| self.frequencies.iter().map(move |each| position as f64 * each));
         let number = |value: f64| (self.magnitude * value) as f32;
         let (cos, sin) = angles.map(|angle| (number(angle.cos()), number(angle.sin()))).unzip();
-        Angles { cos, sin }
+        Angles { cos, sin, pairs: self.frequencies.len() }
     }
 }

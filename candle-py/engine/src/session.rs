@@ -5,28 +5,88 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backend::{Backend, CpuBackend};
-use crate::cpu::PageShape;
+use crate::backend::{Backend, CpuBackend, KeyValueCache, TensorBackend};
 use crate::error::{Error, Result};
 use crate::generate::{BLOCK_TOKENS, Logits, StepBatch, StepModel, StepSequence};
 use crate::group::Group;
 use crate::info::Info;
-use crate::kv_cache::{PagedCache, targets};
+use crate::kv_cache::targets;
 use crate::models::{Network, Scratch};
 use crate::orders::Order;
 use crate::workers::Workers;
 
-type Buffer = <CpuBackend as Backend>::Buffer;
-
 /// A model with a cache of its own; see [`crate::Engine::session`].
-pub struct DecoderSession {
-    network: Arc<Network<CpuBackend>>,
-    backend: CpuBackend,
-    workers: Arc<Workers<Scratch<Buffer>>>,
+#[derive(Debug)]
+pub struct DecoderSession(AnySession);
+
+/// The session on one of the backends.
+#[derive(Debug)]
+enum AnySession {
+    Cpu(Session<CpuBackend>),
+    Tensors(Session<TensorBackend>),
+}
+
+impl From<Session<CpuBackend>> for DecoderSession {
+    fn from(session: Session<CpuBackend>) -> Self {
+        Self(AnySession::Cpu(session))
+    }
+}
+
+impl From<Session<TensorBackend>> for DecoderSession {
+    fn from(session: Session<TensorBackend>) -> Self {
+        Self(AnySession::Tensors(session))
+    }
+}
+
+/// `$call` with the session as `$session`, whatever its backend.
+macro_rules! with_session {
+    ($any:expr, $session:ident => $call:expr) => {
+        match $any {
+            AnySession::Cpu($session) => $call,
+            AnySession::Tensors($session) => $call,
+        }
+    };
+}
+
+impl StepModel for DecoderSession {
+    fn vocab_size(&self) -> usize {
+        with_session!(&self.0, session => session.vocab_size())
+    }
+
+    fn max_positions(&self) -> usize {
+        with_session!(&self.0, session => session.max_positions())
+    }
+
+    fn block_bytes(&self) -> usize {
+        with_session!(&self.0, session => session.block_bytes())
+    }
+
+    fn resize_cache(&mut self, blocks: usize) -> Result<()> {
+        with_session!(&mut self.0, session => session.resize_cache(blocks))
+    }
+
+    fn step(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()> {
+        with_session!(&mut self.0, session => session.step(batch, logits))
+    }
+
+    fn attention_s(&self) -> f64 {
+        with_session!(&self.0, session => session.attention_s())
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<()> {
+        with_session!(&mut self.0, session => session.copy_block(from, to))
+    }
+}
+
+/// A session on one backend.
+pub(crate) struct Session<B: Backend> {
+    network: Arc<Network<B>>,
+    backend: B,
+    workers: Arc<Workers<Scratch<B::Buffer>>>,
     vocab_size: usize,
     max_positions: usize,
-    cache: PagedCache,
-    scratch: Scratch<Buffer>,
+    cache: B::Cache,
+    scratch: Scratch<B::Buffer>,
     lead: Option<Lead>,
 }
 
@@ -38,23 +98,23 @@ struct Lead {
     copies: Vec<[u32; 2]>,
 }
 
-impl DecoderSession {
+impl<B: Backend> Session<B> {
     pub(crate) fn new(
         info: &Info,
-        network: Arc<Network<CpuBackend>>,
-        backend: &CpuBackend,
-        workers: Arc<Workers<Scratch<Buffer>>>,
+        network: Arc<Network<B>>,
+        backend: &B,
+        workers: Arc<Workers<Scratch<B::Buffer>>>,
         threads: usize,
     ) -> Result<Self> {
         let decoder = network.decoder().ok_or_else(no_decoder)?;
-        let shape = PageShape { kv_heads: decoder.kv_heads(), head_dim: info.head_dim };
+        let cache = backend.cache(info.layers, decoder.kv_heads(), info.head_dim);
         Ok(Self {
             network,
             backend: backend.spread(threads > 1),
             workers,
             vocab_size: info.vocab_size,
             max_positions: info.max_positions,
-            cache: PagedCache::new(info.layers, shape),
+            cache,
             scratch: Scratch::default(),
             lead: None,
         })
@@ -78,7 +138,7 @@ impl DecoderSession {
         workers.install(|| {
             decoder.step(backend, &batch.tokens, &batch.sequences, cache, scratch)?;
             let Scratch { hidden, other, .. } = scratch;
-            backend.pick(hidden, &wanted, other);
+            backend.pick(hidden, &wanted, other)?;
             decoder.logits(backend, other, 0..wanted.len(), logits)
         })
     }
@@ -89,8 +149,8 @@ impl DecoderSession {
     }
 
     /// Copies blocks of this rank's cache.
-    pub(crate) fn copy(&mut self, copies: &[[u32; 2]]) {
-        copies.iter().for_each(|[from, to]| self.cache.copy(*from as usize, *to as usize));
+    pub(crate) fn copy(&mut self, copies: &[[u32; 2]]) -> Result<()> {
+        copies.iter().try_for_each(|[from, to]| self.cache.copy(*from as usize, *to as usize))
     }
 
     /// Checks a batch whole, before any of it is computed.
@@ -139,7 +199,7 @@ impl DecoderSession {
     }
 }
 
-impl StepModel for DecoderSession {
+impl<B: Backend> StepModel for Session<B> {
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }
@@ -180,14 +240,15 @@ impl StepModel for DecoderSession {
     }
 
     fn attention_s(&self) -> f64 {
-        self.cache.attention_s
+        self.cache.attention_s()
     }
 
-    fn copy_block(&mut self, from: u32, to: u32) {
-        self.copy(&[[from, to]]);
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<()> {
+        self.copy(&[[from, to]])?;
         if let Some(lead) = &mut self.lead {
             lead.copies.push([from, to]);
         }
+        Ok(())
     }
 }
 
@@ -198,10 +259,10 @@ impl Drop for Lead {
     }
 }
 
-impl fmt::Debug for DecoderSession {
+impl<B: Backend> fmt::Debug for Session<B> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let blocks = self.cache.blocks();
-        formatter.debug_struct("DecoderSession").field("vocab_size", &self.vocab_size).field("blocks", &blocks).finish()
+        formatter.debug_struct("Session").field("vocab_size", &self.vocab_size).field("blocks", &blocks).finish()
     }
 }
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 use candle_core::DType;
 use candle_engine::Engine;
 use candle_engine::generate::{Logits, StepBatch, StepModel, StepSequence};
-use common::{Batch, Folder, Random, distance, instruction_sets, load, load_with, same_bits};
+use common::{Batch, Folder, Random, Way, distance, load, load_on, same_bits, ways};
 use serde_json::{Value, json};
 
 /// float32 against f64, through two layers of width below 200.
@@ -225,13 +225,19 @@ fn check(settings: Value) {
     for length in [1, 2, 17, 60] {
         let ids = Random::new(length as u64).sequence(length, 50);
         let wanted = reference.logits(&ids, &(0..length).collect::<Vec<_>>());
-        for isa in instruction_sets() {
-            let engine = load_with(dir, isa);
+        for way in ways() {
+            let engine = load_on(dir, way);
             let found = engine.logits(&Batch::new(std::slice::from_ref(&ids)).ragged()).unwrap();
             let distance = distance(&found.data, &wanted);
-            assert!(distance <= TOLERANCE, "{settings} on {}, {length} tokens: {distance}", isa.name());
+            assert!(distance <= TOLERANCE, "{settings} on {:?}, {length} tokens: {distance}", way);
             for chunk in [1, 7, 40] {
-                assert!(same_bits(&found, &cached(&engine, &ids, chunk)), "{settings} on {}: {chunk}", isa.name());
+                let cached = cached(&engine, &ids, chunk);
+                let is_same = match way {
+                    Way::Kernels(_) => same_bits(&found, &cached),
+                    // The sums of Candle's products depend on the number of rows.
+                    Way::Tensors(_) => crate::distance(&found.data, &cached) <= TOLERANCE,
+                };
+                assert!(is_same, "{settings} on {way:?}: {chunk}");
             }
         }
     }

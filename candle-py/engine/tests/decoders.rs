@@ -1,4 +1,4 @@
-//! Decoders against the numbers of an independent implementation, on every instruction set of this machine.
+//! Decoders against the numbers of an independent implementation, on every instruction set of this machine and on Candle's tensors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,7 @@ mod common;
 
 use candle_core::{DType, Device, Tensor};
 use candle_engine::{EmbedOptions, Engine, LoadOptions, Pooling};
-use common::{Batch, Folder, cases, distance, expected, golden, instruction_sets, load, load_with, same_bits};
+use common::{Batch, Folder, cases, distance, expected, golden, load, load_on, same_bits, ways};
 use serde_json::json;
 
 const DECODERS: [&str; 4] = ["qwen2", "qwen2-untied", "qwen3", "llama"];
@@ -23,15 +23,15 @@ fn last() -> EmbedOptions {
 #[test]
 fn logits_and_hidden_states_equal_the_reference() {
     for name in DECODERS {
-        for isa in instruction_sets() {
-            let engine = load_with(&golden(name), isa);
+        for way in ways() {
+            let engine = load_on(&golden(name), way);
             let batch = Batch::new(&cases(name, "ids"));
             let hidden = distance(&engine.hidden_states(&batch.ragged()).unwrap().data, &expected(name, "hidden"));
-            assert!(hidden <= HIDDEN_TOLERANCE, "{name} on {}: {hidden}", isa.name());
+            assert!(hidden <= HIDDEN_TOLERANCE, "{name} on {:?}: {hidden}", way);
             let logits = engine.logits(&batch.ragged()).unwrap();
             assert_eq!(logits.width, 384);
             let distance = distance(&logits.data, &expected(name, "logits"));
-            assert!(distance <= LOGIT_TOLERANCE, "{name} on {}: {distance}", isa.name());
+            assert!(distance <= LOGIT_TOLERANCE, "{name} on {:?}: {distance}", way);
         }
     }
 }

@@ -11,7 +11,7 @@ use candle_core::quantized::gguf_file::{self, Content, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use candle_engine::{Error, inspect};
-use common::{Batch, Folder, cases, distance, expected, golden, instruction_sets, load, load_error, load_with};
+use common::{Batch, Folder, cases, distance, expected, golden, load, load_error, load_on, ways};
 use tempfile::{TempDir, tempdir};
 
 const GOLDEN: [&str; 3] = ["gguf-llama-q4_0", "gguf-qwen2-q8_0", "gguf-qwen3-q4_1"];
@@ -80,11 +80,11 @@ fn refusal(path: &Path) -> String {
 #[test]
 fn logits_equal_the_reference_on_the_dequantised_weights() {
     for name in GOLDEN {
-        for isa in instruction_sets() {
-            let engine = load_with(&file(name), isa);
+        for way in ways() {
+            let engine = load_on(&file(name), way);
             let logits = engine.logits(&Batch::new(&cases(name, "ids")).ragged()).unwrap();
             let distance = distance(&logits.data, &expected(name, "logits"));
-            assert!(distance <= LOGIT_TOLERANCE, "{name} on {}: {distance}", isa.name());
+            assert!(distance <= LOGIT_TOLERANCE, "{name} on {:?}: {distance}", way);
         }
     }
 }

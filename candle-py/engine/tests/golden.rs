@@ -1,11 +1,11 @@
-//! The engine's numbers against those of an independent implementation, on every instruction set of this machine.
+//! The engine's numbers against those of an independent implementation, on every instruction set of this machine and on Candle's tensors.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use candle_engine::{EmbedOptions, Pooling};
-use common::{Batch, Folder, cases, distance, expected, golden, instruction_sets, load, load_with};
+use common::{Batch, Folder, cases, distance, expected, golden, load, load_on, ways};
 use serde_json::json;
 
 /// float32 through a handful of layers, sums in another order.
@@ -16,11 +16,11 @@ const ENCODERS: [&str; 5] = ["bert", "roberta", "xlm-roberta", "distilbert", "mo
 #[test]
 fn hidden_states_equal_the_reference() {
     for name in ENCODERS {
-        for isa in instruction_sets() {
+        for way in ways() {
             let batch = Batch::new(&cases(name, "ids"));
-            let output = load_with(&golden(name), isa).hidden_states(&batch.ragged()).unwrap();
+            let output = load_on(&golden(name), way).hidden_states(&batch.ragged()).unwrap();
             let distance = distance(&output.data, &expected(name, "hidden"));
-            assert!(distance <= TOLERANCE, "{name} on {}: {distance}", isa.name());
+            assert!(distance <= TOLERANCE, "{name} on {:?}: {distance}", way);
             assert!(output.bad_rows.is_empty());
         }
     }
@@ -44,11 +44,11 @@ fn normalised_mean_and_cls_equal_the_reference() {
 #[test]
 fn logits_equal_the_reference() {
     for name in ["bert-classifier", "bert-cross-encoder"] {
-        for isa in instruction_sets() {
+        for way in ways() {
             let batch = Batch::new(&cases(name, "ids")).with_types(&cases(name, "token_type_ids"));
-            let output = load_with(&golden(name), isa).classify(&batch.ragged()).unwrap();
+            let output = load_on(&golden(name), way).classify(&batch.ragged()).unwrap();
             let distance = distance(&output.data, &expected(name, "logits"));
-            assert!(distance <= TOLERANCE, "{name} on {}: {distance}", isa.name());
+            assert!(distance <= TOLERANCE, "{name} on {:?}: {distance}", way);
         }
     }
 }

@@ -6,7 +6,7 @@
 mod common;
 
 use candle_core::{DType, Device, Tensor};
-use common::{Batch, Folder, Random, distance, instruction_sets, load, load_with};
+use common::{Batch, Folder, Random, distance, load, load_on, ways};
 use serde_json::json;
 
 /// float32 against f64, through two layers of width below 200.
@@ -135,13 +135,13 @@ fn odd_sizes_equal_a_plain_f64_forward() {
     let shapes = [(6, 1, 5, 2), (21, 3, 17, 1), (33, 11, 50, 0), (130, 1, 131, 2), (64, 64, 31, 2), (97, 97, 13, 1)];
     for (hidden, heads, intermediate, types) in shapes {
         let folder = Folder::bert(hidden, heads, intermediate, 2, types);
-        for isa in instruction_sets() {
-            let engine = load_with(folder.write(), isa);
+        for way in ways() {
+            let engine = load_on(folder.write(), way);
             for length in [1, 2, 7, 40] {
                 let ids = Random::new(length as u64).sequence(length, 50);
                 let output = engine.hidden_states(&Batch::new(std::slice::from_ref(&ids)).ragged()).unwrap();
                 let distance = distance(&output.data, &Reference(&folder).hidden_states(&ids, gelu));
-                assert!(distance <= TOLERANCE, "{hidden}/{heads}/{intermediate} on {}: {distance}", isa.name());
+                assert!(distance <= TOLERANCE, "{hidden}/{heads}/{intermediate} on {:?}: {distance}", way);
             }
         }
     }
@@ -196,10 +196,10 @@ fn the_norm_of_rows_with_a_large_mean_keeps_their_spread() {
     set(&mut folder, "embeddings.LayerNorm.weight", vec![1.0; hidden], &[hidden]);
     set(&mut folder, "embeddings.LayerNorm.bias", vec![0.0; hidden], &[hidden]);
     let ids: Vec<u32> = (0..50).collect();
-    for isa in instruction_sets() {
+    for way in ways() {
         let batch = Batch::new(std::slice::from_ref(&ids));
-        let output = load_with(folder.write(), isa).hidden_states(&batch.ragged()).unwrap();
+        let output = load_on(folder.write(), way).hidden_states(&batch.ragged()).unwrap();
         let distance = distance(&output.data, &Reference(&folder).hidden_states(&ids, gelu));
-        assert!(distance <= 1e-4, "{}: {distance}", isa.name());
+        assert!(distance <= 1e-4, "{way:?}: {distance}");
     }
 }

@@ -173,7 +173,7 @@ fn shared_and_copied_blocks_serve_several_sequences() {
     session.step(&StepBatch { tokens: prefix, sequences: vec![first] }, &mut logits).unwrap();
     assert!(logits.is_empty());
     // The second block is partly filled: one sequence gets a copy of it.
-    session.copy_block(2, 5);
+    session.copy_block(2, 5).unwrap();
     let sequence = |tokens, blocks| StepSequence { tokens, start: 20, blocks, logits: Logits::All };
     let sequences = vec![sequence(0..9, vec![4, 2]), sequence(9..18, vec![4, 5])];
     session.step(&StepBatch { tokens: ends.concat(), sequences }, &mut logits).unwrap();

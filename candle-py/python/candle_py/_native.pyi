@@ -11,12 +11,14 @@ __all__ = [
     "Engine",
     "Event",
     "Generator",
+    "NcclCommunicator",
     "TcpCommunicator",
     "capabilities",
     "convert_pickle",
     "gguf_metadata",
     "inspect",
     "inspect_rank",
+    "nccl_unique_id",
 ]
 
 class _NumpyArray(Protocol):
@@ -69,17 +71,19 @@ class Engine:
         dtype: str = "auto",
         threads: int | None = None,
         cpu: str | None = None,
-        communicator: TcpCommunicator | None = None,
+        communicator: TcpCommunicator | NcclCommunicator | None = None,
     ) -> Engine:
         """Load the model in a folder.
 
         Args:
             model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any; or a GGUF
                 file, or a folder that holds one and no config.json.
-            device: "cpu" or "auto".
-            dtype: how weights are held: "float32" (which "auto" means) or "bfloat16", rounded to nearest and half the
-                memory; weights stored in another format are converted. Arithmetic is float32 either way, but where the
-                CPU has AMX: there bfloat16 weights are multiplied with rows rounded to bfloat16, and summed in float32.
+            device: "cpu"; "cuda", the first CUDA device that this process sees, or "cuda:1" and so on; "auto": "cuda" where
+                build and machine have it, else "cpu".
+            dtype: how weights are held: "float32" (which "auto" means), "bfloat16" or, on CUDA alone, "float16", both rounded
+                to nearest and half the memory; weights stored in another format are converted. Arithmetic is float32; on
+                CUDA, and for bfloat16 on CPUs with AMX, what is multiplied with halves is rounded to halves first, and sums
+                are float32.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2", "avx512" or, for bfloat16 alone, "amx"; by default the best that
                 the machine has. "amx-software" computes what "amx" does, bit for bit, anywhere, slowly: for tests.
@@ -320,6 +324,37 @@ class TcpCommunicator:
     def abort(self, reason: str) -> None:
         """End the group, from any thread: whatever a rank waits for fails with `reason`."""
 
+@final
+class NcclCommunicator:
+    """A rank of a group of processes over NCCL, one CUDA device each.
+
+    Numbers go over NCCL; orders, barriers and signs of life go over a group over TCP that the ranks have made before. A
+    rank that is silent past that one's deadline, or closes its connection to it, is an error on all others.
+    """
+
+    def __new__(cls, control: TcpCommunicator, *, device: int = 0, unique_id: bytes | None = None) -> NcclCommunicator:
+        """Join the ranks of `control`, all of which call it; return once all are there.
+
+        Args:
+            control: the group, which nothing else may use from then on. Its deadline is this one's, too.
+            device: this rank's CUDA device among those that this process sees; it has nothing to do with the rank, and
+                is 0 where every process sees one device alone.
+            unique_id: rank 0's, from `nccl_unique_id`; without one it makes one. The others hear it from rank 0.
+
+        Raises:
+            DeviceError: a build without NCCL; or NCCL, the driver or the device is not there, here or on another rank.
+            CommunicatorError: the ranks did not come together.
+            InputError: an argument that makes no sense, or a group that is in use.
+        """
+    @property
+    def rank(self) -> int:
+        """The place of this process."""
+    @property
+    def world(self) -> int:
+        """How many processes there are."""
+    def abort(self, reason: str) -> None:
+        """End the group, from any thread: whatever a rank waits for fails with `reason`."""
+
 def inspect(model_dir: str | PathLike[str], *, pooling: str = "auto") -> dict[str, Any]:
     """Tell a model's facts from its JSON files and the headers of its weights, checked as `Engine.load` checks them.
 
@@ -376,4 +411,11 @@ def gguf_metadata(path: str | PathLike[str]) -> dict[str, Any]:
 
     Raises:
         ModelError: a file that is missing, damaged, or of another format or version.
+    """
+
+def nccl_unique_id() -> bytes:
+    """Make an id for a group over NCCL, 128 bytes. Needs NCCL, but no device.
+
+    Raises:
+        DeviceError: a build without NCCL, or NCCL is not there.
     """

@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use candle_core::{Storage as TensorStorage, Tensor};
+use candle_core::Tensor;
 
+use super::cpu_layers::{Embedding, Linear, Norm, NormKind, Table, copied, place, with_numbers};
 use super::rows::{Rows, by_rows, linear};
-use super::{After, Attention, Backend, FeedForward, Targets, cpu_attention};
+use super::{After, Attention, Backend, FeedForward, Targets, cpu_attention, joined_ranks};
 use crate::comm::Communicator;
-use crate::cpu::{Activation, Epilogue, Kernels, PackedMatrix, Storage, bfloat16_bits};
-use crate::error::{Error, Result};
+use crate::cpu::{Activation, Epilogue, Kernels, PageShape, Storage, bfloat16_bits};
+use crate::error::Result;
 use crate::generate::StepSequence;
 use crate::kv_cache::PagedCache;
 use crate::pooling::Pooling;
@@ -35,84 +36,6 @@ pub struct CpuBackend {
     communicator: Option<Arc<dyn Communicator>>,
 }
 
-/// A table of rows.
-#[derive(Debug)]
-pub struct Embedding {
-    table: Table,
-    width: usize,
-}
-
-#[derive(Debug)]
-enum Table {
-    Float32(Vec<f32>),
-    /// The upper halves of float32.
-    Bfloat16(Vec<u16>),
-}
-
-impl Embedding {
-    fn rows(&self) -> usize {
-        let numbers = match &self.table {
-            Table::Float32(table) => table.len(),
-            Table::Bfloat16(table) => table.len(),
-        };
-        numbers.checked_div(self.width).unwrap_or(0)
-    }
-
-    /// `out[i] = put(out[i], row[i])`.
-    fn row(&self, id: u32, out: &mut [f32], put: impl Fn(&mut f32, f32)) {
-        let start = id as usize * self.width;
-        match &self.table {
-            Table::Float32(table) => {
-                out.iter_mut().zip(&table[start..start + self.width]).for_each(|(out, value)| put(out, *value));
-            }
-            Table::Bfloat16(table) => {
-                let row = table[start..start + self.width].iter().map(|bits| f32::from_bits(u32::from(*bits) << 16));
-                out.iter_mut().zip(row).for_each(|(out, value)| put(out, value));
-            }
-        }
-    }
-}
-
-/// Where a token is among `count` places that begin with token `first`.
-fn place(id: u32, first: usize, count: usize) -> Option<usize> {
-    (id as usize).checked_sub(first).filter(|place| *place < count)
-}
-
-/// A packed matrix and its bias.
-#[derive(Debug)]
-pub struct Linear {
-    weight: PackedMatrix,
-    bias: Option<Vec<f32>>,
-}
-
-/// A norm.
-#[derive(Debug)]
-pub struct Norm {
-    kind: NormKind,
-    weight: Vec<f32>,
-    eps: f32,
-}
-
-/// A norm's kind.
-#[derive(Debug)]
-enum NormKind {
-    /// By mean and variance.
-    Layer(Option<Vec<f32>>),
-    /// By the mean square.
-    Rms,
-}
-
-impl Norm {
-    /// Normalises rows as wide as the weight.
-    fn apply(&self, kernels: Kernels, rows: &mut [f32]) {
-        let Norm { kind, weight, eps } = self;
-        match kind {
-            NormKind::Layer(bias) => kernels.layer_norm(rows, weight.len(), weight, bias.as_deref(), *eps),
-            NormKind::Rms => kernels.rms_norm(rows, weight.len(), weight, *eps),
-        }
-    }
-}
-
 impl Layers for CpuBackend {
     type Embedding = Embedding;
     type Linear = Linear;
@@ -124,34 +47,32 @@ impl CpuBackend {
     pub fn new(kernels: Kernels, storage: Storage) -> Self {
         Self { kernels, storage, spread: false, communicator: None }
     }
-
-    /// The same, with calls spread over the threads of the pool that they are made in, or not.
-    pub fn spread(&self, spread: bool) -> Self {
-        Self { spread, ..self.clone() }
-    }
-
-    /// The same as a rank of a group.
-    pub fn within(self, communicator: Arc<dyn Communicator>) -> Self {
-        Self { communicator: Some(communicator), ..self }
-    }
-}
-
-/// Hands over the numbers of a tensor, row-major.
-fn with_numbers<T>(tensor: &Tensor, work: impl FnOnce(&[f32]) -> T) -> Result<T> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (TensorStorage::Cpu(storage), Some((start, end))) => Ok(work(&storage.as_slice::<f32>()?[start..end])),
-        _ => Err(Error::internal(format!("weight is not contiguous on the CPU: `{layout:?}`"))),
-    }
-}
-
-fn copied(tensor: &Tensor) -> Result<Vec<f32>> {
-    with_numbers(tensor, <[f32]>::to_vec)
 }
 
 impl Backend for CpuBackend {
+    const TAKES_STORED: bool = false;
+
     type Buffer = Rows;
     type Cache = PagedCache;
+    type Sequences<'a> = &'a [usize];
+    type Steps<'a> = &'a [StepSequence];
+    type Rotation<'a> = (&'a Angles, &'a [usize]);
+
+    fn within(self, communicator: Arc<dyn Communicator>) -> Self {
+        Self { communicator: Some(communicator), ..self }
+    }
+
+    fn spread(&self, spread: bool) -> Self {
+        Self { spread, ..self.clone() }
+    }
+
+    fn chunk_tokens(&self) -> Option<usize> {
+        None
+    }
+
+    fn cache(&self, layers: usize, kv_heads: usize, head_dim: usize) -> PagedCache {
+        PagedCache::new(layers, PageShape { kv_heads, head_dim })
+    }
 
     fn embedding(&self, table: Tensor) -> Result<Embedding> {
         let (_, width) = table.dims2()?;
@@ -180,11 +101,24 @@ impl Backend for CpuBackend {
         Ok(Norm { kind: NormKind::Rms, weight: copied(&weight)?, eps })
     }
 
-    fn gather_add(&self, table: &Embedding, ids: &[u32], out: &mut Rows) {
-        out.rows_mut().zip(ids).for_each(|(out, id)| table.row(*id, out, |out, value| *out += value));
+    fn sequences<'a>(&self, offsets: &'a [usize]) -> Result<&'a [usize]> {
+        Ok(offsets)
     }
 
-    fn gather_part(&self, table: &Embedding, first: usize, ids: &[u32], out: &mut Rows) {
+    fn steps<'a>(&self, sequences: &'a [StepSequence]) -> Result<&'a [StepSequence]> {
+        Ok(sequences)
+    }
+
+    fn rotation<'a>(&self, angles: &'a Angles, positions: &'a [usize]) -> Result<(&'a Angles, &'a [usize])> {
+        Ok((angles, positions))
+    }
+
+    fn gather_add(&self, table: &Embedding, ids: &[u32], out: &mut Rows) -> Result<()> {
+        out.rows_mut().zip(ids).for_each(|(out, id)| table.row(*id, out, |out, value| *out += value));
+        Ok(())
+    }
+
+    fn gather_part(&self, table: &Embedding, first: usize, ids: &[u32], out: &mut Rows) -> Result<()> {
         out.reshape(ids.len(), table.width);
         for (out, id) in out.rows_mut().zip(ids) {
             match place(*id, first, table.rows()) {
@@ -192,9 +126,10 @@ impl Backend for CpuBackend {
                 None => out.fill(0.0),
             }
         }
+        Ok(())
     }
 
-    fn gather_weight(&self, linear: &Linear, first: usize, ids: &[u32], out: &mut Rows) {
+    fn gather_weight(&self, linear: &Linear, first: usize, ids: &[u32], out: &mut Rows) -> Result<()> {
         let width = linear.weight.k();
         by_rows(self.spread, out.reshape(ids.len(), width), width, |start, out| {
             for (out, id) in out.chunks_exact_mut(width).zip(&ids[start..]) {
@@ -204,9 +139,10 @@ impl Backend for CpuBackend {
                 }
             }
         });
+        Ok(())
     }
 
-    fn project(&self, layer: &Linear, x: &Rows, after: After<'_, Rows>, out: &mut Rows) {
+    fn project(&self, layer: &Linear, x: &Rows, after: After<'_, Rows>, out: &mut Rows) -> Result<()> {
         let Linear { weight, bias } = layer;
         let epilogue = match after {
             After::Nothing => Epilogue::None,
@@ -215,6 +151,7 @@ impl Backend for CpuBackend {
         };
         let out = out.reshape(x.count(), weight.n());
         linear(self.spread, self.kernels, &x.data, weight, bias.as_deref(), epilogue, out);
+        Ok(())
     }
 
     fn feed_forward(
@@ -224,7 +161,7 @@ impl Backend for CpuBackend {
         after: After<'_, Rows>,
         [pairs, inner]: [&mut Rows; 2],
         out: &mut Rows,
-    ) {
+    ) -> Result<()> {
         let FeedForward { input, activation, output } = layers;
         let (double, single, width) = (input.weight.n(), output.weight.k(), output.weight.n());
         let blocks = out.reshape(x.count(), width).chunks_mut(FEED_ROWS * width);
@@ -245,13 +182,15 @@ impl Backend for CpuBackend {
             };
             linear(self.spread, self.kernels, inner, &output.weight, output.bias.as_deref(), epilogue, out);
         }
+        Ok(())
     }
 
-    fn normalize(&self, norm: &Norm, x: &mut Rows) {
+    fn normalize(&self, norm: &Norm, x: &mut Rows) -> Result<()> {
         by_rows(self.spread, &mut x.data, x.width, |_, rows| norm.apply(self.kernels, rows));
+        Ok(())
     }
 
-    fn normalize_heads(&self, norms: &[Norm; 2], attention: &Attention, qkv: &mut Rows) {
+    fn normalize_heads(&self, norms: &[Norm; 2], attention: &Attention, qkv: &mut Rows) -> Result<()> {
         let [queries, keys] = [attention.heads, attention.kv_heads].map(|heads| heads * attention.head_dim);
         let width = qkv.width;
         by_rows(self.spread, &mut qkv.data, width, |_, rows| {
@@ -260,21 +199,25 @@ impl Backend for CpuBackend {
                 norms[1].apply(self.kernels, &mut row[queries..queries + keys]);
             }
         });
+        Ok(())
     }
 
-    fn copy(&self, x: &Rows, out: &mut Rows) {
+    fn copy(&self, x: &Rows, out: &mut Rows) -> Result<()> {
         out.reshape(x.count(), x.width).copy_from_slice(&x.data);
+        Ok(())
     }
 
-    fn gate(&self, x: &Rows, activation: Activation, out: &mut Rows) {
+    fn gate(&self, x: &Rows, activation: Activation, out: &mut Rows) -> Result<()> {
         let half = x.width / 2;
         by_rows(self.spread, out.reshape(x.count(), half), half, |first, out| {
             let rows = out.len() / half;
             self.kernels.gated(x.part(first, rows), rows, half, activation, out);
         });
+        Ok(())
     }
 
-    fn rotate(&self, angles: &Angles, positions: &[usize], attention: &Attention, qkv: &mut Rows) {
+    fn rotate(&self, rotation: &Self::Rotation<'_>, attention: &Attention, qkv: &mut Rows) -> Result<()> {
+        let (angles, positions) = *rotation;
         let (stride, half) = (qkv.width, attention.head_dim / 2);
         let heads = attention.heads + attention.kv_heads;
         by_rows(self.spread, &mut qkv.data, stride, |first, rows| {
@@ -289,50 +232,65 @@ impl Backend for CpuBackend {
                 done += run.len();
             }
         });
+        Ok(())
     }
 
-    fn attend(&self, attention: &Attention, offsets: &[usize], qkv: &Rows, scratch: &mut Rows, out: &mut Rows) {
+    fn attend(
+        &self,
+        attention: &Attention,
+        offsets: &&[usize],
+        qkv: &Rows,
+        scratch: &mut Rows,
+        out: &mut Rows,
+    ) -> Result<()> {
         cpu_attention::attend(self.spread, self.kernels, attention, offsets, qkv, &mut scratch.data, out);
+        Ok(())
     }
 
     fn attend_cached(
         &self,
         attention: &Attention,
         layer: usize,
-        sequences: &[StepSequence],
+        steps: &&[StepSequence],
         qkv: &Rows,
         cache: &mut PagedCache,
         out: &mut Rows,
-    ) {
+    ) -> Result<()> {
         let started = Instant::now();
-        cpu_attention::attend_cached(self.spread, self.kernels, attention, layer, sequences, qkv, cache, out);
+        cpu_attention::attend_cached(self.spread, self.kernels, attention, layer, steps, qkv, cache, out);
         cache.attention_s += started.elapsed().as_secs_f64();
+        Ok(())
     }
 
-    fn pick(&self, x: &Rows, rows: &[usize], out: &mut Rows) {
+    fn pick(&self, x: &Rows, rows: &[usize], out: &mut Rows) -> Result<()> {
         out.reshape(rows.len(), x.width);
         out.rows_mut().zip(rows).for_each(|(out, row)| out.copy_from_slice(x.part(*row, 1)));
+        Ok(())
     }
 
-    fn pool(&self, pooling: &Pooling, offsets: &[usize], skip: usize, x: &Rows, out: &mut Rows) {
+    fn pool(&self, pooling: &Pooling, offsets: &[usize], skip: usize, x: &Rows, out: &mut Rows) -> Result<()> {
         out.reshape(offsets.len() - 1, pooling.width(x.width));
         for (bounds, out) in offsets.windows(2).zip(out.rows_mut()) {
             pooling.apply(&x.data[bounds[0] * x.width..bounds[1] * x.width], x.width, skip, out);
         }
+        Ok(())
     }
 
-    fn l2_normalize(&self, x: &mut Rows) {
+    fn l2_normalize(&self, x: &mut Rows) -> Result<()> {
         x.rows_mut().for_each(|row| self.kernels.l2_normalize(row));
+        Ok(())
     }
 
-    fn read(&self, x: &Rows, width: usize, out: &mut [f32]) {
+    fn read(&self, x: &Rows, width: usize, out: &mut [f32]) -> Result<()> {
         let rows = x.data.chunks_exact(x.width.max(1));
         out.chunks_exact_mut(width.max(1)).zip(rows).for_each(|(out, row)| out.copy_from_slice(&row[..width]));
+        Ok(())
     }
-    fn project_out(&self, layer: &Linear, x: &Rows, rows: Range<usize>, out: &mut [f32]) {
+    fn project_out(&self, layer: &Linear, x: &Rows, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         let Linear { weight, bias } = layer;
         let x = x.part(rows.start, rows.len());
         linear(self.spread, self.kernels, x, weight, bias.as_deref(), Epilogue::None, out);
+        Ok(())
     }
 
     fn log_sums(
@@ -343,18 +301,19 @@ impl Backend for CpuBackend {
         targets: Targets<'_>,
         scratch: &mut Rows,
         out: &mut [[f32; 2]],
-    ) {
+    ) -> Result<()> {
         let width = head.weight.n();
         let Targets { ids, first: start } = targets;
         let blocks = rows.clone().step_by(LOGIT_ROWS).zip(ids.chunks(LOGIT_ROWS)).zip(out.chunks_mut(LOGIT_ROWS));
         for ((first, targets), out) in blocks {
             let logits = scratch.reshape(targets.len(), width);
-            self.project_out(head, x, first..first + targets.len(), logits);
+            self.project_out(head, x, first..first + targets.len(), logits)?;
             for ((row, target), out) in logits.chunks_exact_mut(width).zip(targets).zip(out) {
                 let logit = place(*target, start, width).map_or(0.0, |place| row[place]);
                 *out = [logit, self.kernels.log_sum_exp(row)];
             }
         }
+        Ok(())
     }
 
     fn reduce(&self, x: &mut Rows) -> Result<()> {
@@ -362,13 +321,6 @@ impl Backend for CpuBackend {
     }
 
     fn gather_ranks(&self, own: &[f32], all: &mut Vec<f32>) -> Result<()> {
-        match &self.communicator {
-            Some(communicator) => communicator.all_gather(own, all),
-            None => {
-                all.clear();
-                all.extend_from_slice(own);
-                Ok(())
-            }
-        }
+        joined_ranks(self.communicator.as_deref(), own, all)
     }
 }

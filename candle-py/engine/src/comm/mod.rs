@@ -5,10 +5,14 @@ mod exchange;
 mod frame;
 mod hello;
 mod link;
+#[cfg(any(test, feature = "nccl"))]
+mod nccl;
 mod tcp;
 
 use std::fmt;
 
+#[cfg(feature = "nccl")]
+pub use nccl::{Nccl, UNIQUE_ID_BYTES, UniqueId, nccl_unique_id};
 pub use tcp::Tcp;
 
 use crate::error::Result;
@@ -24,8 +28,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// How many processes there are.
     fn world(&self) -> usize;
 
-    /// `values[i]` becomes the sum of all ranks' `values[i]`, added in float32 in the order of the ranks, so that all
-    /// hold equal bits. All ranks give as many.
+    /// `values[i]` becomes the sum of all ranks' `values[i]`, added in float32 in the same order on all of them (over TCP
+    /// that of the ranks, over NCCL its own), so that all hold equal bits. All ranks give as many.
     ///
     /// # Errors
     /// A rank that is gone, silent past the deadline or out of step.
@@ -52,4 +56,32 @@ pub trait Communicator: Send + Sync + fmt::Debug {
 
     /// Ends the group, from any thread: whatever this rank or another waits for fails with `reason`.
     fn abort(&self, reason: &str);
+
+    /// Whether the group still stands, as far as can be told without waiting.
+    ///
+    /// # Errors
+    /// Why the group is over, or a rank that has closed its connection.
+    fn check(&self) -> Result<()>;
+
+    /// The same group where numbers are in device memory already; `None` where it knows host memory alone.
+    fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
+        None
+    }
+}
+
+/// Operations on numbers in device memory.
+pub trait DeviceCommunicator {
+    /// The device's number among those that this process sees.
+    fn device(&self) -> usize;
+
+    /// As [`Communicator::all_reduce_sum`], after what was put into the stream before; waits for the sum to be there.
+    ///
+    /// # Errors
+    /// As of [`Communicator::all_reduce_sum`].
+    ///
+    /// # Safety
+    /// `values` is the address of `count` float32 in the memory of the communicator's device, which nothing else uses
+    /// until this returns and which, if it fails, stay allocated; `stream` is a stream of that device's primary context, or
+    /// 0 for its default one.
+    unsafe fn all_reduce_sum_at(&self, values: u64, count: usize, stream: u64) -> Result<()>;
 }

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::Communicator;
 use super::connect::Gathering;
 use super::exchange::{Patience, exchange};
@@ -96,6 +98,11 @@ impl Tcp {
     /// Why the group is over, if it is.
     pub fn failure(&self) -> Option<&str> {
         self.shared.failure.get().map(String::as_str)
+    }
+
+    /// How long an operation may take.
+    pub fn timeout(&self) -> Duration {
+        self.shared.timeout
     }
 
     /// Runs one operation; a fault in it is the end of the group.
@@ -238,11 +245,27 @@ impl Communicator for Tcp {
     fn abort(&self, reason: &str) {
         self.shared.abort(reason);
     }
+
+    fn check(&self) -> Result<()> {
+        let lost = || self.shared.closed_door().map(|rank| format!("rank {rank} closed its connection"));
+        match self.failure().map(str::to_owned).or_else(lost) {
+            Some(reason) => Err(Error::communicator(reason).with_hint("start all ranks again")),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Links> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lowest rank that has closed its connection.
+    fn closed_door(&self) -> Option<usize> {
+        let mut doors: Vec<_> = self.doors.iter().map(|door| PollFd::new(door, PollFlags::RDHUP)).collect();
+        poll(&mut doors, Some(&Timespec::default())).ok()?;
+        let place = doors.iter().position(|door| !door.revents().is_empty())?;
+        Some(if place < self.rank { place } else { place + 1 })
     }
 
     /// Ends the group, telling the others the first reason.

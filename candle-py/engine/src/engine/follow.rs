@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 
-use super::Engine;
+use super::model::Model;
+use super::{AnyModel, Engine, with_model};
+use crate::backend::Backend;
 use crate::batch::Ragged;
 use crate::error::{Error, Result, catching_panics};
 use crate::group::Group;
 use crate::orders::Order;
-use crate::session::DecoderSession;
+use crate::session::Session;
 
 /// Sessions by rank 0's numbers.
-type Sessions = HashMap<u32, DecoderSession>;
+type Sessions<B> = HashMap<u32, Session<B>>;
 
 impl Engine {
     /// Computes this rank's part of all that the engine of rank 0 is asked for. Returns once that is closed or dropped,
@@ -28,13 +30,13 @@ impl Engine {
     /// # Errors
     /// As of [`follow`](Engine::follow).
     pub fn follow_with(&self, mut observe: impl FnMut(&[f32])) -> Result<()> {
-        let group = self.group.as_ref().filter(|group| group.rank() > 0).ok_or_else(|| {
+        let group = self.group().filter(|group| group.rank() > 0).ok_or_else(|| {
             Error::input("there is no other rank to follow: `0`").with_hint("call the engine's functions on rank 0")
         })?;
         if group.is_over() {
             return Err(Error::input("engine is closed: `follow`").with_hint("load it again, on all ranks"));
         }
-        let result = catching_panics(|| self.carry_out_all(group, &mut observe));
+        let result = catching_panics(|| with_model!(self, model => model.carry_out_all(group, &mut observe)));
         match &result {
             Ok(()) => group.end(),
             Err(error) => group.abort(&format!("rank {} failed: {error}", group.rank())),
@@ -42,8 +44,36 @@ impl Engine {
         result
     }
 
+    /// Ends the work of all ranks: the others' [`follow`](Engine::follow) returns, and nothing more can be asked of this
+    /// engine and its sessions. Dropping the engine and its sessions does the same; a model that is not split has
+    /// nothing to close.
+    ///
+    /// # Errors
+    /// [`Error::Communicator`] when another rank cannot be told.
+    pub fn close(&self) -> Result<()> {
+        self.group().map_or(Ok(()), |group| group.close())
+    }
+
+    /// Ends the group that the model is split over, from any thread.
+    pub fn abort(&self, reason: &str) {
+        if let Some(group) = self.group() {
+            group.abort(reason);
+        }
+    }
+
+    /// This rank, and how many ranks the model is split over.
+    pub fn rank_and_world(&self) -> (usize, usize) {
+        self.group().map_or((0, 1), |group| (group.rank(), group.world()))
+    }
+
+    fn group(&self) -> Option<&Group> {
+        with_model!(self, model => model.group.as_deref())
+    }
+}
+
+impl<B: Backend> Model<B> {
     fn carry_out_all(&self, group: &Group, observe: &mut impl FnMut(&[f32])) -> Result<()> {
-        let mut sessions = Sessions::new();
+        let mut sessions = Sessions::<B>::new();
         loop {
             match group.next()? {
                 Order::Close => return Ok(()),
@@ -56,7 +86,7 @@ impl Engine {
         &self,
         group: &Group,
         order: Order,
-        sessions: &mut Sessions,
+        sessions: &mut Sessions<B>,
         observe: &mut impl FnMut(&[f32]),
     ) -> Result<()> {
         let unknown = |session: u32| Error::internal(format!("no such session: `{session}`"));
@@ -70,7 +100,7 @@ impl Engine {
             }
             Order::Resize { session, copies, blocks } => {
                 let followed = sessions.get_mut(&session).ok_or_else(|| unknown(session))?;
-                followed.copy(&copies);
+                followed.copy(&copies)?;
                 let result = followed.resize(usize::try_from(blocks).unwrap_or(usize::MAX));
                 // What keeps the cache from its size is told by rank 0.
                 if group.agree(result)?.is_err() {
@@ -79,7 +109,7 @@ impl Engine {
             }
             Order::Step { session, copies, batch } => {
                 let followed = sessions.get_mut(&session).ok_or_else(|| unknown(session))?;
-                followed.copy(&copies);
+                followed.copy(&copies)?;
                 followed.check(&batch)?;
                 let mut logits = Vec::new();
                 followed.compute(&batch, &mut logits)?;
@@ -89,27 +119,5 @@ impl Engine {
             Order::Compare(_) | Order::Close => return Err(Error::internal("an order out of its place")),
         }
         Ok(())
-    }
-
-    /// Ends the work of all ranks: the others' [`follow`](Engine::follow) returns, and nothing more can be asked of this
-    /// engine and its sessions. Dropping the engine and its sessions does the same; a model that is not split has
-    /// nothing to close.
-    ///
-    /// # Errors
-    /// [`Error::Communicator`] when another rank cannot be told.
-    pub fn close(&self) -> Result<()> {
-        self.group.as_ref().map_or(Ok(()), |group| group.close())
-    }
-
-    /// Ends the group that the model is split over, from any thread.
-    pub fn abort(&self, reason: &str) {
-        if let Some(group) = &self.group {
-            group.abort(reason);
-        }
-    }
-
-    /// This rank, and how many ranks the model is split over.
-    pub fn rank_and_world(&self) -> (usize, usize) {
-        self.group.as_ref().map_or((0, 1), |group| (group.rank(), group.world()))
     }
 }

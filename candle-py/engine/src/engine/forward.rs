@@ -2,8 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::{Engine, Output};
-use crate::backend::{Backend, CpuBackend};
+use super::Output;
+use super::model::Model;
+use crate::backend::Backend;
 use crate::batch::{Chunk, Ragged};
 use crate::error::Result;
 use crate::models::Scratch;
@@ -16,10 +17,7 @@ const CHUNK_TOKENS: usize = 256;
 /// Fewer tokens are not worth a thread of their own.
 const LEAST_CHUNK_TOKENS: usize = 64;
 
-/// The buffers of one thread.
-type Buffers = Scratch<<CpuBackend as Backend>::Buffer>;
-
-impl Engine {
+impl<B: Backend> Model<B> {
     /// Runs the network over the batch; `finish` writes a chunk's rows, `rows_of` says how many. All other ranks do the
     /// same, to the end that is `wanted`.
     pub(super) fn run(
@@ -27,7 +25,7 @@ impl Engine {
         batch: &Ragged<'_>,
         (width, wanted): (usize, Wanted),
         rows_of: impl Fn(&Chunk<'_>) -> usize,
-        finish: impl Fn(&CpuBackend, &Chunk<'_>, &mut Buffers, &mut [f32]) -> Result<()> + Send + Sync,
+        finish: impl Fn(&B, &Chunk<'_>, &mut Scratch<B::Buffer>, &mut [f32]) -> Result<()> + Send + Sync,
     ) -> Result<Output> {
         batch.check(&self.info.limits())?;
         let data = match &self.group {
@@ -51,10 +49,7 @@ impl Engine {
         match wanted {
             Wanted::Hidden => {
                 let width = self.info.hidden_size;
-                self.compute(batch, width, tokens, |backend, _, scratch, out| {
-                    backend.read(&scratch.hidden, width, out);
-                    Ok(())
-                })
+                self.compute(batch, width, tokens, |backend, _, scratch, out| backend.read(&scratch.hidden, width, out))
             }
             Wanted::Logits => {
                 let decoder = self.language_model()?;
@@ -77,11 +72,13 @@ impl Engine {
         batch: &Ragged<'_>,
         width: usize,
         rows_of: impl Fn(&Chunk<'_>) -> usize,
-        finish: impl Fn(&CpuBackend, &Chunk<'_>, &mut Buffers, &mut [f32]) -> Result<()> + Send + Sync,
+        finish: impl Fn(&B, &Chunk<'_>, &mut Scratch<B::Buffer>, &mut [f32]) -> Result<()> + Send + Sync,
     ) -> Result<Vec<f32>> {
         // What the ranks tell each other comes in one order, so that all threads of a rank are in the same chunk.
-        let is_whole = self.group.is_none();
-        let chunks = batch.chunks(|left| if is_whole { next_chunk_tokens(left, self.threads) } else { CHUNK_TOKENS });
+        let of_device = self.backend.chunk_tokens();
+        let is_apart = self.group.is_none() && of_device.is_none();
+        let together = of_device.unwrap_or(CHUNK_TOKENS);
+        let chunks = batch.chunks(|left| if is_apart { next_chunk_tokens(left, self.threads) } else { together });
         let mut data = vec![0.0; chunks.iter().map(&rows_of).sum::<usize>() * width];
         let mut rest = data.as_mut_slice();
         let mut work = Vec::with_capacity(chunks.len());
@@ -90,15 +87,15 @@ impl Engine {
             rest = later;
             work.push((chunk, out));
         }
-        let backend = self.backend.spread(if is_whole { work.len() < self.threads } else { self.threads > 1 });
+        let backend = self.backend.spread(if is_apart { work.len() < self.threads } else { self.threads > 1 });
         let failure = Mutex::new(None);
-        let run = |(chunk, out): (Chunk<'_>, &mut [f32]), scratch: &mut Buffers| {
+        let run = |(chunk, out): (Chunk<'_>, &mut [f32]), scratch: &mut Scratch<B::Buffer>| {
             let result = self.network.forward(&backend, &chunk, scratch);
             if let Err(error) = result.and_then(|()| finish(&backend, &chunk, scratch, out)) {
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         };
-        if is_whole {
+        if is_apart {
             self.workers.run(work, run)
         } else {
             self.workers.run_in_order(work, run)

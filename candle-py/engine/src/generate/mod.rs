@@ -224,7 +224,7 @@ impl<M: StepModel> Generator<M> {
     /// Carries the plan's tokens through the model.
     fn compute(&mut self, plan: &Plan) -> Result<()> {
         for (from, to) in &plan.copies {
-            self.model.copy_block(*from, *to);
+            self.model.copy_block(*from, *to)?;
         }
         self.batch.tokens.clear();
         self.batch.sequences.clear();

@@ -74,7 +74,10 @@ pub trait StepModel: Send {
     }
 
     /// Copies what block `from` holds to block `to`: before a sequence writes to a partly filled block that it shares.
-    fn copy_block(&mut self, from: u32, to: u32);
+    ///
+    /// # Errors
+    /// The device's.
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<()>;
 }
 
 impl<M: StepModel + ?Sized> StepModel for Box<M> {
@@ -102,7 +105,7 @@ impl<M: StepModel + ?Sized> StepModel for Box<M> {
         (**self).attention_s()
     }
 
-    fn copy_block(&mut self, from: u32, to: u32) {
-        (**self).copy_block(from, to);
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<()> {
+        (**self).copy_block(from, to)
     }
 }

@@ -128,31 +128,30 @@ impl<B: Backend> Bert<B> {
     /// Those of the group that the model is split over; a whole model has none.
     pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
         self.embed(backend, chunk, &mut scratch.hidden)?;
-        let offsets = chunk.offsets();
+        let sequences = backend.sequences(chunk.offsets())?;
         let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
         for layer in &self.layers {
-            backend.project(&layer.qkv, hidden, After::Nothing, qkv);
-            backend.attend(&self.attention, offsets, qkv, attention, context);
-            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other);
+            backend.project(&layer.qkv, hidden, After::Nothing, qkv)?;
+            backend.attend(&self.attention, &sequences, qkv, attention, context)?;
+            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
-            backend.normalize(&layer.attention_norm, other);
-            backend.project(&layer.inner, other, After::Activation(self.activation), inner);
-            backend.project(&layer.output, inner, residual(self.shard, other), hidden);
+            backend.normalize(&layer.attention_norm, other)?;
+            backend.project(&layer.inner, other, After::Activation(self.activation), inner)?;
+            backend.project(&layer.output, inner, residual(self.shard, other), hidden)?;
             backend.reduce(hidden)?;
-            backend.normalize(&layer.output_norm, hidden);
+            backend.normalize(&layer.output_norm, hidden)?;
         }
         Ok(())
     }
 
     fn embed(&self, backend: &B, chunk: &Chunk<'_>, hidden: &mut B::Buffer) -> Result<()> {
-        backend.gather_part(&self.tokens, self.first_token, chunk.ids(), hidden);
+        backend.gather_part(&self.tokens, self.first_token, chunk.ids(), hidden)?;
         backend.reduce(hidden)?;
         if let Some(token_types) = &self.token_types {
-            backend.gather_add(token_types, &chunk.type_ids(), hidden);
+            backend.gather_add(token_types, &chunk.type_ids(), hidden)?;
         }
-        backend.gather_add(&self.positions, &self.position_ids(chunk), hidden);
-        backend.normalize(&self.norm, hidden);
-        Ok(())
+        backend.gather_add(&self.positions, &self.position_ids(chunk), hidden)?;
+        backend.normalize(&self.norm, hidden)
     }
 
     /// The row of the position table for each token. In RoBERTa, a padding token inside a text takes the padding row

@@ -56,17 +56,25 @@ impl<L: Layers> Classifier<L> {
 
 impl<B: Backend> Classifier<B> {
     /// Computes the logits of a chunk's sequences from `scratch.hidden`; gives the buffer that holds them.
-    pub fn forward<'a>(&self, backend: &B, chunk: &Chunk<'_>, scratch: &'a mut Scratch<B::Buffer>) -> &'a B::Buffer {
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn forward<'a>(
+        &self,
+        backend: &B,
+        chunk: &Chunk<'_>,
+        scratch: &'a mut Scratch<B::Buffer>,
+    ) -> Result<&'a B::Buffer> {
         let [pooled, other] = &mut scratch.pooled;
-        backend.pool(&self.pooling, chunk.offsets(), 0, &scratch.hidden, pooled);
+        backend.pool(&self.pooling, chunk.offsets(), 0, &scratch.hidden, pooled)?;
         if let Some((dense, activation)) = &self.dense {
-            backend.project(dense, pooled, After::Activation(*activation), other);
+            backend.project(dense, pooled, After::Activation(*activation), other)?;
             std::mem::swap(pooled, other);
         }
         if let Some(norm) = &self.norm {
-            backend.normalize(norm, pooled);
+            backend.normalize(norm, pooled)?;
         }
-        backend.project(&self.output, pooled, After::Nothing, other);
-        other
+        backend.project(&self.output, pooled, After::Nothing, other)?;
+        Ok(other)
     }
 }

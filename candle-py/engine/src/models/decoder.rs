@@ -131,10 +131,11 @@ impl<B: Backend> Decoder<B> {
     /// Computes the hidden states of whole sequences into `scratch.hidden`.
     ///
     /// # Errors
-    /// Those of the group that the model is split over; a whole model has none.
+    /// Those of the device, and of the group that the model is split over.
     pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
+        let sequences = backend.sequences(chunk.offsets())?;
         let attend = |_, attention: &Attention, qkv: &B::Buffer, own: &mut B::Buffer, out: &mut B::Buffer| {
-            backend.attend(attention, chunk.offsets(), qkv, own, out);
+            backend.attend(attention, &sequences, qkv, own, out)
         };
         self.run(backend, chunk.ids(), &chunk.positions(), scratch, attend)
     }
@@ -154,8 +155,9 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<()> {
         let positions = |sequence: &StepSequence| sequence.start..sequence.start + sequence.tokens.len();
         let positions: Vec<usize> = sequences.iter().flat_map(positions).collect();
+        let steps = backend.steps(sequences)?;
         let attend = |layer, attention: &Attention, qkv: &B::Buffer, _: &mut B::Buffer, out: &mut B::Buffer| {
-            backend.attend_cached(attention, layer, sequences, qkv, cache, out);
+            backend.attend_cached(attention, layer, &steps, qkv, cache, out)
         };
         self.run(backend, ids, &positions, scratch, attend)
     }
@@ -170,12 +172,11 @@ impl<B: Backend> Decoder<B> {
             return Ok(());
         }
         if self.shard == Shard::WHOLE {
-            backend.project_out(head, x, rows, out);
-            return Ok(());
+            return backend.project_out(head, x, rows, out);
         }
         let (count, mut own, mut all) = (rows.len(), Vec::new(), Vec::new());
         own.resize(count * self.shard.part(self.vocab_size).len(), 0.0);
-        backend.project_out(head, x, rows, &mut own);
+        backend.project_out(head, x, rows, &mut own)?;
         backend.gather_ranks(&own, &mut all)?;
         let mut rest = all.as_slice();
         for part in (0..self.shard.world).map(|rank| self.shard.of(rank).part(self.vocab_size)) {
@@ -206,7 +207,7 @@ impl<B: Backend> Decoder<B> {
         for bounds in chunk.offsets().windows(2) {
             let (start, last) = (bounds[0], bounds[1] - 1);
             let targets = Targets { ids: &chunk.ids()[start + 1..=last], first };
-            backend.log_sums(head, hidden, start..last, targets, inner, &mut sums[start + 1..=last]);
+            backend.log_sums(head, hidden, start..last, targets, inner, &mut sums[start + 1..=last])?;
         }
         let mut all = Vec::new();
         backend.gather_ranks(sums.as_flattened(), &mut all)?;
@@ -232,36 +233,36 @@ impl<B: Backend> Decoder<B> {
         ids: &[u32],
         positions: &[usize],
         scratch: &mut Scratch<B::Buffer>,
-        mut attend: impl FnMut(usize, &Attention, &B::Buffer, &mut B::Buffer, &mut B::Buffer),
+        mut attend: impl FnMut(usize, &Attention, &B::Buffer, &mut B::Buffer, &mut B::Buffer) -> Result<()>,
     ) -> Result<()> {
         let angles = self.rotary.upto(positions.iter().max().map_or(0, |last| last + 1));
+        let rotation = backend.rotation(&angles, positions)?;
         let Scratch { hidden, other, qkv, context, inner, attention: own, .. } = scratch;
         let first = self.shard.part(self.vocab_size).start;
         match &self.tokens {
-            Tokens::Separate(table, _) => backend.gather_part(table, first, ids, hidden),
-            Tokens::Tied(table) => backend.gather_weight(table, first, ids, hidden),
+            Tokens::Separate(table, _) => backend.gather_part(table, first, ids, hidden)?,
+            Tokens::Tied(table) => backend.gather_weight(table, first, ids, hidden)?,
         }
         backend.reduce(hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            backend.copy(hidden, context);
-            backend.normalize(&layer.attention_norm, context);
-            backend.project(&layer.qkv, context, After::Nothing, qkv);
+            backend.copy(hidden, context)?;
+            backend.normalize(&layer.attention_norm, context)?;
+            backend.project(&layer.qkv, context, After::Nothing, qkv)?;
             if let Some(norms) = &layer.head_norms {
-                backend.normalize_heads(norms, &layer.attention, qkv);
+                backend.normalize_heads(norms, &layer.attention, qkv)?;
             }
-            backend.rotate(&angles, positions, &layer.attention, qkv);
-            attend(index, &layer.attention, qkv, own, context);
-            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other);
+            backend.rotate(&rotation, &layer.attention, qkv)?;
+            attend(index, &layer.attention, qkv, own, context)?;
+            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
 
-            backend.copy(other, context);
-            backend.normalize(&layer.mlp_norm, context);
+            backend.copy(other, context)?;
+            backend.normalize(&layer.mlp_norm, context)?;
             let after = residual(self.shard, other);
-            backend.feed_forward(&layer.feed_forward, context, after, [qkv, inner], hidden);
+            backend.feed_forward(&layer.feed_forward, context, after, [qkv, inner], hidden)?;
             backend.reduce(hidden)?;
         }
-        backend.normalize(&self.final_norm, hidden);
-        Ok(())
+        backend.normalize(&self.final_norm, hidden)
     }
 }
 

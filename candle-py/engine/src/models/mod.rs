@@ -69,7 +69,7 @@ impl<B: Backend> Network<B> {
     /// Computes the hidden states of a chunk into `scratch.hidden`.
     ///
     /// # Errors
-    /// Those of the group that the model is split over; a whole model has none.
+    /// Those of the device, and of the group that the model is split over.
     pub fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
         match self {
             Network::Bert(model) => model.forward(backend, chunk, scratch),

@@ -100,36 +100,37 @@ impl<B: Backend> ModernBert<B> {
     /// # Errors
     /// Those of the group that the model is split over; a whole model has none.
     pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
-        let (offsets, positions) = (chunk.offsets(), chunk.positions());
+        let (sequences, positions) = (backend.sequences(chunk.offsets())?, chunk.positions());
         let angles = [self.full.rotary.upto(chunk.longest()), self.sliding.rotary.upto(chunk.longest())];
+        let full = backend.rotation(&angles[0], &positions)?;
+        let sliding = backend.rotation(&angles[1], &positions)?;
         let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
-        backend.gather_part(&self.tokens, self.first_token, chunk.ids(), hidden);
+        backend.gather_part(&self.tokens, self.first_token, chunk.ids(), hidden)?;
         backend.reduce(hidden)?;
-        backend.normalize(&self.embedding_norm, hidden);
+        backend.normalize(&self.embedding_norm, hidden)?;
         for layer in &self.layers {
-            let (reach, angles) = match layer.kind {
-                LayerKind::Full => (&self.full, &angles[0]),
-                LayerKind::Sliding => (&self.sliding, &angles[1]),
+            let (reach, rotation) = match layer.kind {
+                LayerKind::Full => (&self.full, &full),
+                LayerKind::Sliding => (&self.sliding, &sliding),
             };
-            backend.copy(hidden, context);
+            backend.copy(hidden, context)?;
             if let Some(norm) = &layer.attention_norm {
-                backend.normalize(norm, context);
+                backend.normalize(norm, context)?;
             }
-            backend.project(&layer.qkv, context, After::Nothing, qkv);
-            backend.rotate(angles, &positions, &reach.attention, qkv);
-            backend.attend(&reach.attention, offsets, qkv, attention, context);
-            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other);
+            backend.project(&layer.qkv, context, After::Nothing, qkv)?;
+            backend.rotate(rotation, &reach.attention, qkv)?;
+            backend.attend(&reach.attention, &sequences, qkv, attention, context)?;
+            backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
 
-            backend.copy(other, context);
-            backend.normalize(&layer.mlp_norm, context);
-            backend.project(&layer.mlp_input, context, After::Nothing, qkv);
-            backend.gate(qkv, self.activation, inner);
-            backend.project(&layer.mlp_output, inner, residual(self.shard, other), hidden);
+            backend.copy(other, context)?;
+            backend.normalize(&layer.mlp_norm, context)?;
+            backend.project(&layer.mlp_input, context, After::Nothing, qkv)?;
+            backend.gate(qkv, self.activation, inner)?;
+            backend.project(&layer.mlp_output, inner, residual(self.shard, other), hidden)?;
             backend.reduce(hidden)?;
         }
-        backend.normalize(&self.final_norm, hidden);
-        Ok(())
+        backend.normalize(&self.final_norm, hidden)
     }
 }
 

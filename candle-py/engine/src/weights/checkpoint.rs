@@ -123,12 +123,12 @@ impl Checkpoint {
         &self.tensors
     }
 
-    /// Reads one tensor and converts it to float32.
+    /// Reads one tensor in the dtype that it is stored in; what a GGUF file holds, in float32.
     pub fn read(&self, name: &str) -> Result<Tensor> {
         let header = self.header(name)?;
         match &self.files[header.file] {
             WeightsFile::Safetensors(file) => {
-                let tensor = file.view(&header.stored_name)?.load(&Device::Cpu)?.to_dtype(DType::F32)?;
+                let tensor = file.view(&header.stored_name)?.load(&Device::Cpu)?;
                 file.let_go(&header.stored_name);
                 Ok(tensor)
             }
@@ -136,7 +136,7 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a part of one tensor and converts it to float32; `None` where there is nothing to read. Nothing
+    /// Reads a part of one tensor; `None` where there is nothing to read. Nothing
     /// else is read, but for the other columns of a GGUF file's rows.
     pub fn read_part(&self, name: &str, slice: &Slice) -> Result<Option<Tensor>> {
         let (rows, columns) = match slice {
@@ -151,7 +151,7 @@ impl Checkpoint {
             WeightsFile::Safetensors(file) => {
                 let view = file.view(&header.stored_name)?;
                 let rows = rows.cloned().unwrap_or(0..view.shape()[0]);
-                let tensor = part(&view, rows, columns.cloned())?.to_dtype(DType::F32)?;
+                let tensor = part(&view, rows, columns.cloned())?;
                 file.let_go(&header.stored_name);
                 tensor
             }

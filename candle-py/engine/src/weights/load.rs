@@ -1,6 +1,6 @@
 //! A model's layers read from its files into a backend, once its declaration is known to fit them.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use super::{Checkpoint, Source};
 use crate::backend::Backend;
@@ -29,7 +29,11 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let slice = self.part.map_or(Slice::Whole, |(whole, shard)| whole.slice(name, shard));
-        self.checkpoint.read_part(name, &slice)
+        let tensor = self.checkpoint.read_part(name, &slice)?;
+        match tensor {
+            Some(tensor) if !B::TAKES_STORED => Ok(Some(tensor.to_dtype(DType::F32)?)),
+            tensor => Ok(tensor),
+        }
     }
 
     fn bias(&self, name: &str, is_there: bool) -> Result<Option<Tensor>> {
@@ -73,6 +77,10 @@ fn joined(mut tensors: Vec<Tensor>) -> Result<Tensor> {
         (Some(only), true) => Ok(only),
         (Some(last), false) => {
             tensors.push(last);
+            if tensors.iter().any(|tensor| tensor.dtype() != tensors[0].dtype()) {
+                tensors =
+                    tensors.iter().map(|tensor| tensor.to_dtype(DType::F32)).collect::<candle_core::Result<_>>()?;
+            }
             Ok(Tensor::cat(&tensors, 0)?)
         }
         (None, _) => Err(Error::internal("a linear layer without a name")),

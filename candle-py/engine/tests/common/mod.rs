@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device as TensorDevice, Tensor};
 use candle_engine::comm::Tcp;
 use candle_engine::cpu::{Isa, Kernels, Storage};
-use candle_engine::{Engine, LoadOptions, Output, Ragged};
+use candle_engine::{Device, Engine, LoadOptions, Output, Ragged, cuda_devices};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -22,7 +22,8 @@ pub fn golden(name: &str) -> PathBuf {
 
 /// The expected numbers `key` of a golden folder.
 pub fn expected(name: &str, key: &str) -> Vec<f32> {
-    let tensors = candle_core::safetensors::load(golden(name).join("expected.safetensors"), &Device::Cpu).unwrap();
+    let tensors =
+        candle_core::safetensors::load(golden(name).join("expected.safetensors"), &TensorDevice::Cpu).unwrap();
     tensors[key].flatten_all().unwrap().to_vec1().unwrap()
 }
 
@@ -72,7 +73,45 @@ pub fn load(dir: &Path) -> Engine {
 
 /// Loads with one instruction set.
 pub fn load_with(dir: &Path, isa: Isa) -> Engine {
-    Engine::load(dir, &LoadOptions { isa: Some(isa), ..LoadOptions::default() }).unwrap()
+    load_on(dir, Way::Kernels(isa))
+}
+
+/// A way to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The CPU's kernels with an instruction set.
+    Kernels(Isa),
+    /// Candle's tensors, on the CPU or a CUDA device.
+    Tensors(Device),
+}
+
+impl Way {
+    pub fn options(self) -> LoadOptions {
+        match self {
+            Way::Kernels(isa) => LoadOptions { isa: Some(isa), ..LoadOptions::default() },
+            Way::Tensors(device) => LoadOptions { device, ..LoadOptions::default() },
+        }
+    }
+
+    pub fn is_kernels(self) -> bool {
+        matches!(self, Way::Kernels(_))
+    }
+}
+
+/// Every way to compute that this build and this machine have.
+pub fn ways() -> Vec<Way> {
+    instruction_sets().into_iter().map(Way::Kernels).chain(tensor_ways()).collect()
+}
+
+/// Candle's tensors on all devices.
+pub fn tensor_ways() -> Vec<Way> {
+    let cuda = (cuda_devices() > 0).then_some(Device::Cuda(0));
+    [Some(Device::Tensors), cuda].into_iter().flatten().map(Way::Tensors).collect()
+}
+
+/// Loads for one way to compute.
+pub fn load_on(dir: &Path, way: Way) -> Engine {
+    Engine::load(dir, &way.options()).unwrap()
 }
 
 /// The error of a load, as text and hint.
@@ -143,7 +182,8 @@ impl Folder {
     /// A copy of a golden folder's config and tensors.
     pub fn from_golden(name: &str) -> Self {
         let config = serde_json::from_slice(&std::fs::read(golden(name).join("config.json")).unwrap()).unwrap();
-        let tensors = candle_core::safetensors::load(golden(name).join("model.safetensors"), &Device::Cpu).unwrap();
+        let tensors =
+            candle_core::safetensors::load(golden(name).join("model.safetensors"), &TensorDevice::Cpu).unwrap();
         Self { tensors: tensors.into_iter().collect(), ..Self::empty(config) }
     }
 
@@ -159,7 +199,7 @@ impl Folder {
             let is_norm = name.contains("LayerNorm.weight");
             let scale = if shape.len() == 2 { (3.0 / shape[1] as f32).sqrt() } else { 0.3 };
             let values = (0..shape.iter().product()).map(|_| scale * random.number() + f32::from(u8::from(is_norm)));
-            let tensor = Tensor::from_vec(values.collect::<Vec<f32>>(), shape, &Device::Cpu).unwrap();
+            let tensor = Tensor::from_vec(values.collect::<Vec<f32>>(), shape, &TensorDevice::Cpu).unwrap();
             folder.tensors.insert(name, tensor);
         };
         add("embeddings.word_embeddings.weight".into(), &[50, hidden]);
@@ -212,7 +252,7 @@ impl Folder {
             let scale = if shape.len() == 2 { (3.0 / shape[1] as f32).sqrt() } else { 0.3 };
             let is_norm = name.contains("norm");
             let values = (0..shape.iter().product()).map(|_| scale * random.number() + f32::from(u8::from(is_norm)));
-            let tensor = Tensor::from_vec(values.collect::<Vec<f32>>(), shape, &Device::Cpu).unwrap();
+            let tensor = Tensor::from_vec(values.collect::<Vec<f32>>(), shape, &TensorDevice::Cpu).unwrap();
             folder.tensors.insert(name, tensor);
         };
         add("model.embed_tokens.weight".into(), &[vocab, hidden]);
@@ -249,7 +289,7 @@ impl Folder {
 
     /// Adds a float32 tensor of zeros.
     pub fn zeros(&mut self, name: &str, shape: &[usize]) {
-        self.tensors.insert(name.to_owned(), Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap());
+        self.tensors.insert(name.to_owned(), Tensor::zeros(shape, DType::F32, &TensorDevice::Cpu).unwrap());
     }
 
     /// Gives every tensor another name.

@@ -132,9 +132,10 @@ impl StepModel for Toy {
         Ok(())
     }
 
-    fn copy_block(&mut self, from: u32, to: u32) {
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<()> {
         let (from, to) = (from as usize * BLOCK_TOKENS, to as usize * BLOCK_TOKENS);
         self.slots.copy_within(from..from + BLOCK_TOKENS, to);
+        Ok(())
     }
 }
 

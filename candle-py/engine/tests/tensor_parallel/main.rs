@@ -16,7 +16,7 @@ use candle_core::{Device, Tensor};
 use candle_engine::comm::{Communicator, Tcp};
 use candle_engine::cpu::{Isa, Storage};
 use candle_engine::generate::{Generator, Limits, Logits, NoMasks, Params, StepBatch, StepModel, StepSequence};
-use candle_engine::{EmbedOptions, Engine, LoadOptions, Output};
+use candle_engine::{Dtype, EmbedOptions, Engine, LoadOptions, Output};
 use common::{Batch, Folder, Random, cases, distance, expected, golden, group, load};
 use serde_json::json;
 
@@ -192,10 +192,10 @@ fn biases_odd_vocabularies_long_texts_and_copied_heads_are_right_over_any_world(
     // One longer than a chunk, so that there are several, of which the ranks must agree.
     let sequences: Vec<Vec<u32>> = [1, 300, 7, 90, 411].map(|length| random.sequence(length, 101)).to_vec();
     let batch = Batch::new(&sequences);
-    for (heads, kv_heads, tied, storage, worlds) in [
-        (6, 3, true, Storage::Float32, [2, 3, 6].as_slice()),
-        (6, 1, false, Storage::Float32, &[2, 3, 6]),
-        (12, 4, false, Storage::Bfloat16, &[2, 4, 12]),
+    for (heads, kv_heads, tied, dtype, worlds) in [
+        (6, 3, true, Dtype::Float32, [2, 3, 6].as_slice()),
+        (6, 1, false, Dtype::Float32, &[2, 3, 6]),
+        (12, 4, false, Dtype::Bfloat16, &[2, 4, 12]),
     ] {
         let folder = odd_model(heads, kv_heads, tied);
         let dir = folder.write();
@@ -205,7 +205,7 @@ fn biases_odd_vocabularies_long_texts_and_copied_heads_are_right_over_any_world(
         };
         // Where rows are rounded to bfloat16, the order of a sum over ranks decides which way: this holds without tiles.
         let isa = Some(Isa::detected(Storage::Float32));
-        let whole = Engine::load(dir, &LoadOptions { storage, isa, ..LoadOptions::default() }).unwrap();
+        let whole = Engine::load(dir, &LoadOptions { dtype, isa, ..LoadOptions::default() }).unwrap();
         let wanted = all(&whole);
         for world in
             worlds.iter().filter(|world| heads % **world == 0 && kv_heads.max(**world) % kv_heads.min(**world) == 0)
@@ -213,7 +213,7 @@ fn biases_odd_vocabularies_long_texts_and_copied_heads_are_right_over_any_world(
             let given = Mutex::new(None);
             group(*world, WAIT, |tcp| {
                 let rank = tcp.rank();
-                let engine = Engine::load(dir, &LoadOptions { storage, isa, ..options(tcp) }).unwrap();
+                let engine = Engine::load(dir, &LoadOptions { dtype, isa, ..options(tcp) }).unwrap();
                 match rank {
                     0 => *given.lock().unwrap() = Some(all(&engine)),
                     _ => engine.follow().unwrap(),
@@ -268,9 +268,9 @@ fn sessions_share_and_copy_blocks_on_every_rank() {
         let first = StepSequence { tokens: 0..20, start: 0, blocks: vec![3, 2], logits: Logits::None };
         session.step(&StepBatch { tokens: shared.clone(), sequences: vec![first.clone()] }, &mut logits).unwrap();
         // A block that a session copies is its own: the other session's of that number has other content.
-        other.copy_block(2, 1);
+        other.copy_block(2, 1).unwrap();
         session.resize_cache(6).unwrap();
-        session.copy_block(2, 5);
+        session.copy_block(2, 5).unwrap();
         drop(other);
         let sequence = |tokens, blocks| StepSequence { tokens, start: 20, blocks, logits: Logits::All };
         let sequences = vec![sequence(0..9, vec![3, 2]), sequence(9..18, vec![3, 5])];
