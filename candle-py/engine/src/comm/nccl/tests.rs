@@ -295,8 +295,8 @@ fn ranks_sum_gather_and_broadcast_whatever_nccl_answers_at_first() {
             let mut bytes = if rank == 0 { b"order".to_vec() } else { Vec::new() };
             nccl.broadcast_bytes(&mut bytes).unwrap();
             assert_eq!(bytes, b"order");
-            nccl.barrier().unwrap();
             nccl.check().unwrap();
+            nccl.barrier().unwrap();
         });
     }
 }
