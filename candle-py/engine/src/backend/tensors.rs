@@ -15,7 +15,10 @@ use self::parts::{Linear, Norm, Rows, Sequences, Steps, activated, check_heads, 
 use super::{After, Attention, Backend, Targets, joined_ranks};
 use crate::comm::Communicator;
 use crate::cpu::Activation;
-use crate::cuda::{self, Attend, AttendCached, NormHeads, Pool, Rotate, TileList, WriteCache, sum_over_ranks};
+use crate::cuda::{
+    self, AddBias, AddBiasAndResidual, Attend, AttendCached, Gate, NormHeads, Pool, Rotate, TileList, WriteCache,
+    sum_over_ranks,
+};
 use crate::error::{Error, Result};
 use crate::generate::{BLOCK_TOKENS, StepSequence};
 use crate::placement::Dtype;
@@ -85,13 +88,25 @@ impl TensorBackend {
         Ok(rows.broadcast_mul(&self.upload(is_there.collect(), (ids.len(), 1))?)?)
     }
 
-    /// `x @ weight^T + bias`.
-    fn product(&self, layer: &Linear, x: &Tensor) -> Result<Tensor> {
+    /// `after(x @ weight^T + bias)`.
+    fn product(&self, layer: &Linear, x: &Tensor, after: After<'_, Rows>) -> Result<Tensor> {
         let out = matmul::by_transposed(x, &layer.weight)?;
-        Ok(match &layer.bias {
-            Some(bias) => out.broadcast_add(bias)?,
-            None => out,
-        })
+        let (rows, width) = out.dims2()?;
+        match (&layer.bias, after) {
+            (None, After::Nothing) => Ok(out),
+            (None, After::Activation(activation)) => Ok(activated(&out, activation)?),
+            (None, After::Add(other)) => Ok((out + other.get()?)?),
+            (Some(bias), After::Add(other)) => {
+                cuda::in_place(&AddBiasAndResidual { rows, width }, &out, &[bias, other.get()?])?;
+                Ok(out)
+            }
+            (Some(bias), after) => {
+                let activation =
+                    if let After::Activation(activation) = after { activation } else { Activation::Identity };
+                cuda::in_place(&AddBias { rows, width, activation }, &out, &[bias])?;
+                Ok(out)
+            }
+        }
     }
 
     /// The numbers of a tensor on the host.
@@ -194,12 +209,8 @@ impl Backend for TensorBackend {
     }
 
     fn project(&self, layer: &Linear, x: &Rows, after: After<'_, Rows>, out: &mut Rows) -> Result<()> {
-        let product = self.product(layer, x.get()?)?;
-        out.set(match after {
-            After::Nothing => product,
-            After::Activation(activation) => activated(&product, activation)?,
-            After::Add(other) => (product + other.get()?)?,
-        })
+        let product = self.product(layer, x.get()?, after)?;
+        out.set(product)
     }
 
     fn normalize(&self, norm: &Norm, x: &mut Rows) -> Result<()> {
@@ -224,9 +235,9 @@ impl Backend for TensorBackend {
     }
 
     fn gate(&self, x: &Rows, activation: Activation, out: &mut Rows) -> Result<()> {
-        let halves = x.get()?.chunk(2, D::Minus1)?;
-        let [gate, up] = halves.as_slice() else { return Err(Error::internal("a feed-forward of odd width")) };
-        out.set((activated(gate, activation)? * up)?)
+        let x = x.get()?;
+        let (rows, half) = (x.dim(0)?, x.dim(1)? / 2);
+        out.set(cuda::fresh(&Gate { rows, half, activation }, (rows, half), &[x])?)
     }
 
     fn rotate(&self, rotation: &Tensor, attention: &Attention, qkv: &mut Rows) -> Result<()> {
@@ -303,7 +314,7 @@ impl Backend for TensorBackend {
         let width = layer.weight.dim(0)?;
         for (first, out) in rows.clone().step_by(LOGIT_ROWS).zip(out.chunks_mut(LOGIT_ROWS * width)) {
             let rows = x.get()?.narrow(0, first, LOGIT_ROWS.min(rows.end - first))?;
-            put(&Self::download(&self.product(layer, &rows)?)?, out)?;
+            put(&Self::download(&self.product(layer, &rows, After::Nothing)?)?, out)?;
         }
         Ok(())
     }
@@ -320,7 +331,7 @@ impl Backend for TensorBackend {
         let (width, start) = (head.weight.dim(0)?, targets.first);
         let blocks = rows.step_by(LOGIT_ROWS).zip(targets.ids.chunks(LOGIT_ROWS)).zip(out.chunks_mut(LOGIT_ROWS));
         for ((first, targets), out) in blocks {
-            let logits = self.product(head, &x.get()?.narrow(0, first, targets.len())?)?;
+            let logits = self.product(head, &x.get()?.narrow(0, first, targets.len())?, After::Nothing)?;
             let place = |id: &u32| (*id as usize).checked_sub(start).filter(|place| *place < width);
             let places: Vec<Option<usize>> = targets.iter().map(place).collect();
             let known = places.iter().map(|place| place.unwrap_or(0) as u32).collect();

@@ -7,9 +7,11 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use super::{
-    Attend, AttendCached, Kernel, MOST_HEAD_DIM, Norm, NormHeads, Pool, Rotate, Scalar, Source, TileList, WriteCache,
+    AddBias, AddBiasAndResidual, Attend, AttendCached, Gate, Kernel, MOST_HEAD_DIM, Norm, NormHeads, Pool, Rotate,
+    Scalar, Source, TileList, WriteCache,
 };
 use crate::backend::Attention;
+use crate::cpu::Activation;
 use crate::cuda::attention::block_floats;
 use crate::generate::{BLOCK_TOKENS, Logits, StepSequence};
 use crate::pooling::PoolingMode;
@@ -288,6 +290,41 @@ fn heads_are_normalised_and_turned_as_the_twins_do() {
         let angles = numbers.floats(rows * head_dim);
         let of_turns = apart(program, &Rotate { attention, rows }, &[Source::Floats(&angles)], Some(&before));
         assert!(of_turns <= TOLERANCE, "{attention:?}: {of_turns}");
+    }
+}
+
+#[test]
+fn what_follows_a_product_is_the_twins() {
+    let Some(program) = program() else { return };
+    let mut numbers = Numbers(9);
+    let activations = [
+        Activation::Identity,
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu,
+        Activation::Silu,
+        Activation::Tanh,
+        Activation::Sigmoid,
+    ];
+    for (rows, width) in [(1, 1), (3, 255), (2, 256), (5, 300)] {
+        let bias = numbers.floats(width);
+        let wide = |numbers: Vec<f32>| numbers.iter().map(|x| 8.0 * x).collect::<Vec<f32>>();
+        for activation in activations {
+            let mut before = wide(numbers.floats(rows * width));
+            before[0] = f32::NAN;
+            let kernel = AddBias { rows, width, activation };
+            let apart_by = apart(program, &kernel, &[Source::Floats(&bias)], Some(&before));
+            assert!(apart_by <= TOLERANCE, "{kernel:?}: {apart_by}");
+            let x = wide(numbers.floats(2 * rows * width));
+            let kernel = Gate { rows, half: width, activation };
+            let apart_by = apart(program, &kernel, &[Source::Floats(&x)], None);
+            // Products of numbers up to 8.
+            assert!(apart_by <= 8.0 * TOLERANCE, "{kernel:?}: {apart_by}");
+        }
+        let (before, residual) = (numbers.floats(rows * width), numbers.floats(rows * width));
+        let kernel = AddBiasAndResidual { rows, width };
+        let sources = [Source::Floats(&bias), Source::Floats(&residual)];
+        assert!(apart(program, &kernel, &sources, Some(&before)) <= TOLERANCE, "{kernel:?}");
     }
 }
 

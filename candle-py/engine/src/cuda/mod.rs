@@ -10,6 +10,7 @@ mod cache;
 mod device;
 #[cfg(test)]
 mod emulation;
+mod finish;
 mod norm;
 mod pool;
 mod product;
@@ -18,11 +19,12 @@ mod rotary;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, InplaceOp2, InplaceOp3, Layout, Shape, Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, InplaceOp2, InplaceOp3, Layout, Shape, Tensor,
 };
 
 pub use attention::{Attend, AttendCached, MOST_HEAD_DIM, TileList};
 pub use cache::WriteCache;
+pub use finish::{AddBias, AddBiasAndResidual, Gate};
 pub use norm::{Norm, NormHeads};
 pub use pool::Pool;
 pub use product::half_product;
@@ -135,6 +137,7 @@ fn whole(number: usize) -> Scalar {
 pub fn fresh<K: Kernel>(kernel: &K, shape: impl Into<Shape>, sources: &[&Tensor]) -> Result<Tensor> {
     let call = Fresh { kernel, shape: shape.into() };
     match sources {
+        [one] => one.apply_op1_no_bwd(&call),
         [one, two] => one.apply_op2_no_bwd(two, &call),
         [one, two, three] => one.apply_op3_no_bwd(two, three, &call),
         _ => candle_core::bail!("{}: no call with so many sources: {}", K::FILE, sources.len()),
@@ -264,6 +267,7 @@ macro_rules! fresh_op {
     };
 }
 
+fresh_op!(CustomOp1, a, of_a);
 fresh_op!(CustomOp2, a, of_a, b, of_b);
 fresh_op!(CustomOp3, a, of_a, b, of_b, c, of_c);
 

@@ -12,6 +12,7 @@ float shared[32 << 10];
 
 #include "../attention.cu"
 #include "../cache.cu"
+#include "../finish.cu"
 #include "../norm.cu"
 #include "../pool.cu"
 #include "../rotary.cu"
@@ -76,8 +77,11 @@ std::function<void()> call(void (*kernel)(Arguments...)) {
 }
 
 static std::function<void()> call_of(const std::string &name) {
+    if (name == "add_bias") return call(add_bias);
+    if (name == "add_bias_and_residual") return call(add_bias_and_residual);
     if (name == "attend") return call(attend);
     if (name == "attend_cached") return call(attend_cached);
+    if (name == "gate") return call(gate);
     if (name == "norm_heads") return call(norm_heads);
     if (name == "norm_rows") return call(norm_rows);
     if (name == "pool") return call(pool);
