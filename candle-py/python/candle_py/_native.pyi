@@ -78,12 +78,12 @@ class Engine:
         Args:
             model_dir: holds config.json, safetensors, and sentence-transformers' files where there are any; or a GGUF
                 file, or a folder that holds one and no config.json.
-            device: "cpu"; "cuda", the first CUDA device that this process sees, or "cuda:1" and so on; "auto": "cuda" where
-                build and machine have it, else "cpu".
-            dtype: how weights are held: "float32" (which "auto" means), "bfloat16" or, on CUDA alone, "float16", both rounded
-                to nearest and half the memory; weights stored in another format are converted. Arithmetic is float32; on
-                CUDA, and for bfloat16 on CPUs with AMX, what is multiplied with halves is rounded to halves first, and sums
-                are float32.
+            device: "cpu"; "cuda", the first CUDA device that this process sees, or "cuda:1" and so on; "auto": "cuda"
+                where build and machine have it, else "cpu".
+            dtype: how weights are held: "float32" (which "auto" means), "bfloat16" or, on CUDA alone, "float16", both
+                rounded to nearest and half the memory; weights stored in another format are converted. Arithmetic is
+                float32; on CUDA, and for bfloat16 on CPUs with AMX, what is multiplied with halves is rounded to halves
+                first, and sums are float32.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2", "avx512" or, for bfloat16 alone, "amx"; by default the best that
                 the machine has. "amx-software" computes what "amx" does, bit for bit, anywhere, slowly: for tests.

@@ -6,6 +6,8 @@
 //! a deadline runs, and is aborted when that passes, when NCCL reports an error, or when another rank closes its connection.
 
 mod calls;
+#[cfg(test)]
+mod fake;
 #[cfg(feature = "nccl")]
 mod library;
 #[cfg(test)]
