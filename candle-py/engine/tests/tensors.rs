@@ -26,7 +26,15 @@ const LOGIT_TOLERANCE: f32 = 5e-5;
 fn generated(engine: &Engine, prompts: &[Vec<u32>], params: &Params, blocks: usize) -> Vec<Vec<u32>> {
     let session = engine.session().unwrap();
     let cache_bytes = blocks * session.block_bytes();
-    let limits = Limits { max_rows: 6, cache_bytes, longest_tokens: 0, beams: 1, step_tokens: 24, threads: 1, isa: engine.isa() };
+    let limits = Limits {
+        max_rows: 6,
+        cache_bytes,
+        longest_tokens: 0,
+        beams: 1,
+        step_tokens: 24,
+        threads: 1,
+        isa: engine.isa(),
+    };
     let mut generator = Generator::new(session, limits).unwrap();
     for (id, prompt) in prompts.iter().enumerate() {
         generator.add(id as u64, prompt.clone(), params.clone()).unwrap();

@@ -7,14 +7,14 @@ mod common;
 use std::path::Path;
 
 use candle_engine::cpu::{Isa, Kernels, Storage};
-use candle_engine::{Engine, LoadOptions};
+use candle_engine::{Dtype, Engine, LoadOptions};
 use common::{Batch, Folder, Random, cases, expected, golden, same_bits};
 
 const MODELS: [&str; 8] = ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "llama", "qwen2", "qwen3"];
 
 fn load(dir: &Path, isa: Isa, threads: usize) -> Engine {
     let options =
-        LoadOptions { isa: Some(isa), storage: Storage::Bfloat16, threads: Some(threads), ..LoadOptions::default() };
+        LoadOptions { isa: Some(isa), dtype: Dtype::Bfloat16, threads: Some(threads), ..LoadOptions::default() };
     Engine::load(dir, &options).unwrap()
 }
 
@@ -84,26 +84,26 @@ fn whole_models_on_amx_give_the_bits_of_the_twin() {
 
 #[test]
 fn what_amx_is_for_is_chosen_unasked_and_nothing_else() {
-    let best = |storage| {
-        let options = LoadOptions { storage, ..LoadOptions::default() };
+    let best = |dtype| {
+        let options = LoadOptions { dtype, ..LoadOptions::default() };
         Engine::load(&golden("bert"), &options).unwrap().isa()
     };
-    let whole = best(Storage::Float32);
+    let whole = best(Dtype::Float32);
     assert!(whole.is_for(Storage::Float32));
-    assert_eq!(best(Storage::Bfloat16), if Kernels::new(Isa::Amx).is_some() { Isa::Amx } else { whole });
+    assert_eq!(best(Dtype::Bfloat16), if Kernels::new(Isa::Amx).is_some() { Isa::Amx } else { whole });
 }
 
 #[test]
 fn tiles_for_float32_are_refused_and_so_are_missing_ones() {
-    let error = |isa, storage| {
-        let options = LoadOptions { isa: Some(isa), storage, ..LoadOptions::default() };
+    let error = |isa, dtype| {
+        let options = LoadOptions { isa: Some(isa), dtype, ..LoadOptions::default() };
         Engine::load(&golden("bert"), &options).err().map(|error| error.to_string())
     };
     for isa in [Isa::Amx, Isa::AmxSoftware] {
         let want = format!("instruction set is for dtype bfloat16 alone: `{}`", isa.name());
-        assert_eq!(error(isa, Storage::Float32), Some(want));
+        assert_eq!(error(isa, Dtype::Float32), Some(want));
     }
     let missing = Kernels::new(Isa::Amx).is_none();
     let want = missing.then(|| "this machine lacks the instruction set: `amx`".to_owned());
-    assert_eq!(error(Isa::Amx, Storage::Bfloat16), want);
+    assert_eq!(error(Isa::Amx, Dtype::Bfloat16), want);
 }
