@@ -93,6 +93,18 @@ inline bool release(unsigned first, unsigned end, Wait what) {
     return true;
 }
 
+// Runs the threads of a warp to where each waits next; whether any could.
+inline bool run_warp(unsigned first) {
+    bool has_moved = false;
+    for (unsigned number = first; number < first + WARP_THREADS; number++) {
+        if (threads[number].wait == NOTHING) {
+            resume(number);
+            has_moved = true;
+        }
+    }
+    return release(first, first + WARP_THREADS, FOR_WARP) || has_moved;
+}
+
 inline void run_block() {
     for (unsigned number = 0; number < blockDim.x; number++) {
         Thread &thread = threads[number];
@@ -105,20 +117,22 @@ inline void run_block() {
         thread.start.uc_link = &first_return;
         makecontext(&thread.start, run_thread, 0);
     }
+    // A warp runs as far as it can before the next one starts, the last warp first in every other block: what one does too
+    // early for another shows.
+    unsigned warps = blockDim.x / WARP_THREADS;
     for (;;) {
-        bool is_over = true, has_moved = false;
-        for (unsigned number = 0; number < blockDim.x; number++) {
-            if (threads[number].wait == NOTHING) {
-                resume(number);
+        bool has_moved = false, is_over = true;
+        for (unsigned turn = 0; turn < warps; turn++) {
+            unsigned first = (blockIdx.x % 2 ? warps - 1 - turn : turn) * WARP_THREADS;
+            while (run_warp(first)) {
                 has_moved = true;
             }
+        }
+        for (unsigned number = 0; number < blockDim.x; number++) {
             is_over = is_over && threads[number].wait == FOR_NONE_ANY_MORE;
         }
         if (is_over) {
             return;
-        }
-        for (unsigned first = 0; first < blockDim.x; first += WARP_THREADS) {
-            has_moved = release(first, first + WARP_THREADS, FOR_WARP) || has_moved;
         }
         if (!(release(0, blockDim.x, FOR_BLOCK) || has_moved)) {
             fail("threads wait for others that do not come");
