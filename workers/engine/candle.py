@@ -147,9 +147,11 @@ def follow_rank_0(path: Path, *, device: str, dtype: str, threads: int | None, r
 
 def _load(path: Path, device: str, dtype: str, threads: int | None, rank: RankConfig | None) -> candle_py.Engine:
     try:
-        group = None
+        group: candle_py.TcpCommunicator | candle_py.NcclCommunicator | None = None
         if rank is not None:
             group = candle_py.TcpCommunicator(rank.rank, rank.world, [rank.address], rank.token, rank.timeout_s)
+            if device == "cuda":  # Ray shows each rank one GPU, which is the first that it sees
+                group = candle_py.NcclCommunicator(group)
         return candle_py.Engine.load(str(path), device=device, dtype=dtype, threads=threads, communicator=group)
     except candle_py.InputError as error:
         raise InputError(str(error), hint=error.hint) from error
