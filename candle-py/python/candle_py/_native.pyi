@@ -86,7 +86,7 @@ class Engine:
                 first, and sums are float32.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2", "avx512" or, for bfloat16 alone, "amx"; by default the best that
-                the machine has. "amx-software" computes what "amx" does, bit for bit, anywhere, slowly: for tests.
+                the machine has. "amx-software" computes what the manual says of "amx", anywhere, slowly: for tests.
             communicator: this process's place among the ranks that the model is split over; each loads its own slices.
                 All load the same files with the same options, which is checked, each with a communicator of its own.
                 Then rank 0's engine is used as any other, and all others `follow`.
