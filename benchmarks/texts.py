@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from benchmarks.machine import SEED
 from benchmarks.stdlib_docs import collect
 
-SHORTEST_CHARS = 60
+SHORTEST_CHARS = 20
 
 
 def make_texts(path: Path, rows: int) -> Path:
