@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,8 +48,8 @@ class RunningTotals:
 class Backend(Protocol):
     """Replicas by number. A dead one is replaced by the backend itself, under the same number."""
 
-    def start(self) -> int:
-        """Start the replicas; returns how many there are.
+    def start(self, interrupted: Callable[[], bool]) -> int:
+        """Start the replicas; returns how many there are, as soon as one is ready or `interrupted` says so.
 
         Raises:
             InfrastructureError: They cannot be had here.

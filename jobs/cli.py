@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -184,7 +185,8 @@ def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) ->
 
     _log(verbose)
     render_warnings(spec)
-    with progress_display(enabled=not as_json) as listener:
+    # stdout is for data: what Ray prints of lost workers is none.
+    with contextlib.redirect_stdout(sys.stderr), progress_display(enabled=not as_json) as listener:
         report = run_job(spec, retry_failed=retry, on_progress=listener)
     _show(report, render_report, as_json=as_json)
     sys.exit(report.exit_code)

@@ -11,6 +11,7 @@ import logging
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -19,6 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from jobs.backend import Died, Errored, Event, Finished, RunningTotals
 from jobs.embedded_ray import start_embedded_ray
+from jobs.interrupts import keeping_signals
 from jobs.placement import Placement, describe_nodes, place_replicas
 from jobs.replica import Replica, answering_nodes, first_line, start_gang, start_worker
 from sharding.errors import AuthenticationError, InfrastructureError
@@ -73,8 +75,8 @@ class RayBackend:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._losses_in_a_row = 0
 
-    def start(self) -> int:
-        """Connect and start the replicas; returns once the first is ready."""
+    def start(self, interrupted: Callable[[], bool]) -> int:
+        """Connect and start the replicas; returns once the first is ready, or when interrupted."""
         self._connect()
         self._placement = place_replicas(
             _nodes(), *self._wanted, device=self._config.model.device, ranks=self._ranks, rank_bytes=self._rank_bytes
@@ -82,7 +84,7 @@ class RayBackend:
         _log.info("placing %d replicas of %s", self._placement.replicas, self._placement.size)
         for number in range(self._placement.replicas):
             self._replicas[number] = self._launch()
-        self._wait_for_first()
+        self._wait_for_first(interrupted)
         return len(self._replicas)
 
     def _connect(self) -> None:
@@ -92,7 +94,7 @@ class RayBackend:
             # Ray puts the driver's working directory first on every worker's path: a folder `workers` of the user's
             # must not be imported instead of ours.
             self._folder = tempfile.TemporaryDirectory(prefix="candelabra-ray-")
-            with contextlib.chdir(self._folder.name):
+            with contextlib.chdir(self._folder.name), keeping_signals():
                 self._init()
         except RayAuthenticationError as error:
             raise AuthenticationError(
@@ -102,7 +104,8 @@ class RayBackend:
         except (ConnectionError, RayError, RuntimeError, ValueError, OSError) as error:
             raise InfrastructureError(
                 f"cannot connect to Ray ({first_line(error)}): `{self._address or 'local'}`",
-                hint="check ray.address, or leave it out for an embedded Ray",
+                hint="check ray.address and, if the cluster asks for one, its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN); "
+                "or leave the address out for an embedded Ray",
             ) from error
         self._connected_here = True
 
@@ -119,10 +122,10 @@ class RayBackend:
             return start_worker(self._config, self._placement)
         return start_gang(self._config, self._placement, self._rank_timeout_s)
 
-    def _wait_for_first(self) -> None:
+    def _wait_for_first(self, interrupted: Callable[[], bool]) -> None:
         seconds = _READY_TIMEOUT_S if self._ranks == 1 else self._placement_timeout_s + _LOAD_TIMEOUT_S
         deadline = time.monotonic() + seconds
-        while not any(replica.ready for replica in self._replicas.values()):
+        while not interrupted() and not any(replica.ready for replica in self._replicas.values()):
             for event in self.wait(_SECOND_S):
                 if isinstance(event, Errored):
                     raise event.error

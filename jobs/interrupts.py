@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from jobs.errors import ExitCode
@@ -52,3 +54,18 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def keeping_signals() -> Iterator[None]:
+    """Meanwhile others may take SIGINT and SIGTERM for themselves, as Ray does; afterwards they are whose they were."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # else it was not Python's
+                signal.signal(number, handler)

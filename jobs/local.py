@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 from jobs.backend import Errored, Event, Finished, RunningTotals
 from workers.config import Assignment, WorkerConfig
@@ -19,7 +20,7 @@ class LocalBackend:
         self._events: queue.Queue[Event] = queue.Queue()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> int:
+    def start(self, interrupted: Callable[[], bool]) -> int:
         """Load the model."""
         self._worker = Worker(self._config)
         return 1

@@ -104,8 +104,10 @@ def preview_job(spec: JobSpec) -> JobPreview:
     sampling = None if decoder is None else decoder.sampling
     row_tokens = mean * _sequences(config)
     if sampling is not None:
-        row_tokens = (mean + sampling.max_new_tokens * sampling.beams) * sampling.n
-        per_row = sampling.n * (sampling.max_new_tokens * _TOKEN_BYTES + _FACT_BYTES)
+        assert decoder is not None
+        new_tokens = max(0, min(sampling.max_new_tokens, decoder.max_positions - int(mean)))
+        row_tokens = (mean + new_tokens * sampling.beams) * sampling.n
+        per_row = sampling.n * (new_tokens * _TOKEN_BYTES + _FACT_BYTES)
     return JobPreview(
         job=plan.job,
         output=prepared.output.uri,

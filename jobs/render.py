@@ -131,10 +131,13 @@ def render_paper(preview: PaperPreview) -> None:
 
 def _add_split(table: Table, split: SplitPlan) -> None:
     table.add_row("weights", f"{split.rank_weight_bytes:,} bytes per rank, of {split.weight_bytes:,} bytes in all")
-    table.add_row("cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in float32")
-    table.add_row("rank", f"{split.rank_bytes:,} bytes at least: weights, work, and the longest row's cache")
+    if split.cache_token_bytes:
+        table.add_row("cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in float32")
+    what = "weights, work, and the longest row's cache" if split.cache_token_bytes else "weights and work"
+    table.add_row("rank", f"{split.rank_bytes:,} bytes at least: {what}")
     for gigabytes, tokens in split.cache_tokens.items():
-        room = "does not fit" if tokens is None else f"{tokens:,} tokens of cache fit beside the weights"
+        fits = f"{tokens:,} tokens of cache fit beside the weights" if split.cache_token_bytes else "fits"
+        room = "does not fit" if tokens is None else fits
         table.add_row(f"{gigabytes} GB", room)
     if split.all_reduces:
         told = f"{split.all_reduces} of {split.all_reduce_bytes:,} bytes for each token of a step, in float32"

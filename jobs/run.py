@@ -85,7 +85,7 @@ class ShardRunner:
         committers = ThreadPoolExecutor(_COMMITTERS, thread_name_prefix="commit")
         try:
             self._tell("starting workers", backend)
-            self._replicas = backend.start()
+            self._replicas = backend.start(lambda: self._interrupts.wind_down)
             self._started = time.monotonic()
             while not self._dispatcher.finished and not self._interrupts.abort:
                 self._keeper.check()

@@ -92,7 +92,7 @@ class WorkersSpec(Section):
     replicas: AutoCount = Field("auto", description="Copies of the model; auto: as many as the cluster has room for.")
     cpus: AutoCount = Field("auto", description="CPUs of each rank of a replica; auto: up to 8. Also its threads.")
     gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPUs of each rank of a replica.")
-    rank_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+    rank_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
         60.0, description="model.tensor_parallel: a rank that is silent for so long is lost, and its replica with it."
     )
     max_attempts: Annotated[int, Field(ge=1)] = Field(3, description="Tries of a shard before it counts as failed.")

@@ -250,4 +250,5 @@ def _cache_tokens(model: Dimensions, load: Load, ranks: int, gb: int) -> int | N
     usable = int(gb * _GB * _USABLE)
     if usable < _needed(model, load, ranks):
         return None
-    return (usable - _beside_cache(model, load, ranks)) // max(1, model.cache_token_bytes(ranks))
+    token_bytes = model.cache_token_bytes(ranks)
+    return (usable - _beside_cache(model, load, ranks)) // token_bytes if token_bytes else 0

@@ -169,8 +169,8 @@ def test_beams_count_in_the_plans_memory_and_tokens(files: JobFiles) -> None:
     source = write_golden(files.root / "model", "qwen2")
     files.write_input(pa.table({"doc": [words([1 + i % 40, 5]) for i in range(20_000)]}))
 
-    def planned(beams: int, rows: int | str = "auto") -> JobPreview:
-        task = {"kind": "generate", "text": "doc", "generation": {"max_new_tokens": 64, "beams": beams}}
+    def planned(beams: int, rows: int | str = "auto", new_tokens: int = 64) -> JobPreview:
+        task = {"kind": "generate", "text": "doc", "generation": {"max_new_tokens": new_tokens, "beams": beams}}
         return preview_job(files.spec(task=task, model__source=source, batch__cache_bytes=1, batch__rows=rows))
 
     alone, four = planned(1), planned(4)
@@ -185,6 +185,8 @@ def test_beams_count_in_the_plans_memory_and_tokens(files: JobFiles) -> None:
 
     assert row_tokens(alone) == pytest.approx(alone.mean_tokens + 64, rel=0.01)
     assert row_tokens(four) == pytest.approx(four.mean_tokens + 4 * 64, rel=0.01)
+    longest = planned(1, new_tokens=100_000)  # no text grows beyond the model's positions
+    assert row_tokens(longest) == pytest.approx(facts["max_positions"], rel=0.01)
     assert planned(70).rows == 20_000  # more beams than the usual places
     with pytest.raises(InputError, match=r"each of the 4 beams of a row takes a place, .* `batch.rows: 3`"):
         planned(4, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -175,3 +176,68 @@ def test_a_running_cluster_of_two_nodes_is_used_by_its_address_and_left_as_it_wa
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_driver_on_ray_finishes_what_is_in_flight_and_says_so(
+    files: JobFiles, number: signal.Signals, code: int
+) -> None:
+    files.write_input(sample_table(4000))
+    spec = str(files.spec_file(backend="ray", sharding__target_rows=10))
+    driver = files.start("submit", spec, "--json")
+    receipts = files.out() / "_candelabra" / "receipts"
+    wait_until(lambda: driver.poll() is not None or list(receipts.glob("*.json")))
+    driver.send_signal(number)
+    stdout, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == code, stderr
+    assert json.loads(stdout)["state"] == "interrupted"
+    assert "Traceback" not in stderr
+    assert "SIGTERM received" not in stderr
+    assert files.run("submit", spec).code == 0
+    assert files.rows()["id"].to_pylist() == list(range(4000))
+
+
+def test_stdout_is_the_report_alone_though_a_worker_dies(files: JobFiles) -> None:
+    files.write_input(sample_table(3000))
+    driver = files.start("submit", str(files.spec_file(backend="ray", sharding__target_rows=20)), "--json")
+    receipts = files.out() / "_candelabra" / "receipts"
+    wait_until(lambda: driver.poll() is not None or list(receipts.glob("*.json")))
+    worker = next(
+        process
+        for process in psutil.Process(driver.pid).children(recursive=True)
+        if "ray::WorkerActor" in " ".join(process.cmdline())
+    )
+    worker.kill()
+    stdout, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 0, stderr
+    assert json.loads(stdout)["rows"] == 3000
+
+
+def test_a_job_that_waits_for_a_place_can_be_interrupted(files: JobFiles, cluster: None) -> None:
+    files.write_input(sample_table(100))
+
+    @ray.remote(num_cpus=2)
+    class Occupant:
+        """Holds every CPU."""
+
+        def ready(self) -> bool:
+            return True
+
+    occupant = Occupant.remote()
+    ray.get(occupant.ready.remote())
+    address = ray.get_runtime_context().gcs_address
+    spec = str(files.spec_file(backend="ray", ray__address=address, workers__cpus=1, workers__replicas=1))
+    driver = files.start("submit", spec, "--json")
+    plan = files.out() / "_candelabra" / "plan.json"
+    wait_until(lambda: driver.poll() is not None or plan.exists())
+    wait_until(lambda: driver.poll() is not None or pending_actors())
+    driver.send_signal(signal.SIGINT)
+    stdout, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 130, stderr
+    assert json.loads(stdout)["state"] == "interrupted"
+    ray.kill(occupant)
+
+
+def pending_actors() -> bool:
+    """Whether an actor waits for a place."""
+    return any(actor["State"] == "PENDING_CREATION" for actor in ray._private.state.actors().values())

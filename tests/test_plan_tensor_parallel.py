@@ -165,6 +165,23 @@ def test_ranks_without_room_on_this_machine_are_refused_by_plan_with_need_and_ha
     assert f"the nodes have: `{cpus} CPUs, " in done.stderr
 
 
+def test_the_plan_of_a_split_encoder_speaks_of_no_cache(files: JobFiles) -> None:
+    files.write_input(sample_table(20))
+    task = {"kind": "embed", "text": "doc"}
+    source = str(GOLDEN / "st-mean-dense")
+    spec = files.spec_file(
+        backend="ray", task=task, model__source=source, model__tensor_parallel=2, workers__cpus=1, workers__replicas=1
+    )
+    if available_threads() < 2:
+        pytest.skip("two ranks need two CPUs")
+    done = files.run("plan", str(spec))
+    assert done.code == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "24 GB │ fits" in words
+    assert "cache" not in words.split("rank │")[1].split("all-reduces")[0]
+    assert set(files.run("plan", str(spec), "--json").json["split"]["cache_tokens"].values()) == {0}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
