@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +177,9 @@ def test_a_model_that_a_worker_cannot_load_ends_the_job_and_gives_everything_bac
 
     start = RayBackend.start
 
-    def start_without_weights(backend: RayBackend) -> int:
+    def start_without_weights(backend: RayBackend, interrupted: Callable[[], bool]) -> int:
         (Path(source) / "model.safetensors").write_bytes(b"cut")
-        return start(backend)
+        return start(backend, interrupted)
 
     monkeypatch.setattr(RayBackend, "start", start_without_weights)
     with pytest.raises(DriftError, match="not the planned one"):
