@@ -9,10 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import candle_py
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 
@@ -29,6 +30,37 @@ def ragged(sequences: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
 def cases(name: str) -> dict[str, Any]:
     """`cases.json` of a golden folder."""
     found: dict[str, Any] = json.loads((GOLDEN / name / "cases.json").read_text())
+    return found
+
+
+def words(ids: Sequence[int]) -> str:
+    """A text of which the tokenizer of `write_golden` makes exactly these ids."""
+    return " ".join(f"t{token}" for token in ids)
+
+
+def write_golden(folder: Path, name: str) -> str:
+    """A golden decoder with a tokenizer of one word per id."""
+    shutil.copytree(GOLDEN / name, folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer = Tokenizer(models.WordLevel({f"t{token}": token for token in range(size)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def generate(
+    engine: candle_py.Engine, rows: Sequence[Sequence[int]], new_tokens: int, *, cache_bytes: int
+) -> list[list[int]]:
+    """Greedy ids of all rows, generated together."""
+    generator = engine.generator(max_rows=4, cache_bytes=cache_bytes, step_tokens=24)
+    for index, row in enumerate(rows):
+        generator.add(index, np.array(row, np.uint32), max_new_tokens=new_tokens)
+    found: list[list[int]] = [[] for _ in rows]
+    while generator.pending:
+        for event in generator.step():
+            found[event.request_id].extend(event.ids)
     return found
 
 

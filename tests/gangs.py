@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow as pa
+from engine_models import cases, words, write_golden
 from job_files import JobFiles
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 # Far above what anything here takes on a busy machine.
 LONG_S = 120.0
 GENERATE: dict[str, Any] = {
@@ -25,33 +21,14 @@ GENERATE: dict[str, Any] = {
 }
 
 
-def words(ids: list[int]) -> str:
-    """A text of which the model's tokenizer makes exactly these ids."""
-    return " ".join(f"t{token}" for token in ids)
-
-
-def prompts(name: str) -> list[list[int]]:
-    """Ids of a golden decoder's cases."""
-    found: list[list[int]] = json.loads((GOLDEN / name / "cases.json").read_text())["ids"]
-    return found
-
-
 def write_split_model(files: JobFiles, name: str = "qwen2") -> str:
-    """A golden decoder with a tokenizer of one word per id."""
-    folder = files.root / "model"
-    shutil.copytree(GOLDEN / name, folder)
-    for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    tokenizer = Tokenizer(models.WordLevel({f"t{token}": token for token in range(size)}, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return str(folder)
+    """A golden decoder with a tokenizer of one word per id, in the folder of a test's files."""
+    return write_golden(files.root / "model", name)
 
 
 def write_prompts(files: JobFiles, rows: int, name: str = "qwen2") -> None:
     """An input of so many prompts, with their numbers."""
-    ids = prompts(name)
+    ids = cases(name)["ids"]
     texts = [words([(token + row) % 300 for token in ids[row % len(ids)]]) for row in range(rows)]
     files.write_input(pa.table({"id": range(rows), "doc": texts}))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import candle_py
 import numpy as np
+from engine_models import generate, ragged
 
 
 def say(**event: Any) -> None:
@@ -29,24 +30,6 @@ def told() -> Iterator[None]:
         yield
     except candle_py.EngineError as error:
         say(error=type(error).__name__, text=str(error), hint=error.hint)
-
-
-def batch(rows: list[list[int]]) -> tuple[Any, Any]:
-    """Ids and offsets."""
-    ids = np.array([token for row in rows for token in row], np.uint32)
-    return ids, np.cumsum([0, *map(len, rows)]).astype(np.uint32)
-
-
-def generate(engine: candle_py.Engine, rows: list[list[int]], new_tokens: int) -> list[list[int]]:
-    """Greedy ids of all rows."""
-    generator = engine.generator(max_rows=4, cache_bytes=1 << 20, step_tokens=24)
-    for index, row in enumerate(rows):
-        generator.add(index, np.array(row, np.uint32), max_new_tokens=new_tokens)
-    found: list[list[int]] = [[] for _ in rows]
-    while generator.pending:
-        for event in generator.step():
-            found[event.request_id].extend(event.ids)
-    return found
 
 
 def main(options: dict[str, Any]) -> None:
@@ -72,30 +55,30 @@ def main(options: dict[str, Any]) -> None:
             case "all":
                 np.savez(
                     options["output"],
-                    hidden=engine.hidden_states(*batch(rows)),
-                    logits=engine.logits(*batch(rows)),
-                    logprobs=engine.token_logprobs(*batch(rows)),
-                    last=engine.embed(*batch(rows), pooling="last", normalize=True),
+                    hidden=engine.hidden_states(*ragged(rows)),
+                    logits=engine.logits(*ragged(rows)),
+                    logprobs=engine.token_logprobs(*ragged(rows)),
+                    last=engine.embed(*ragged(rows), pooling="last", normalize=True),
                 )
-                say(generated=generate(engine, rows, 24))
+                say(generated=generate(engine, rows, 24, cache_bytes=1 << 20))
                 engine.close()
             case "encode":
                 np.savez(
                     options["output"],
-                    hidden=engine.hidden_states(*batch(rows)),
-                    mean=engine.embed(*batch(rows), pooling="mean", normalize=True),
+                    hidden=engine.hidden_states(*ragged(rows)),
+                    mean=engine.embed(*ragged(rows), pooling="mean", normalize=True),
                 )
             case "load":
                 pass
             case "wait":
-                engine.logits(*batch(rows))
+                engine.logits(*ragged(rows))
                 time.sleep(2 * options["timeout_s"])  # has nothing to ask for
-                engine.logits(*batch(rows))
+                engine.logits(*ragged(rows))
                 say(waited=True, steps=2)
                 signal.pause()
             case "forever":
                 while True:
-                    engine.logits(*batch(rows))
+                    engine.logits(*ragged(rows))
                     say(step=True)
 
 

