@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use candle_core::{DType, Device as TensorDevice, Tensor};
-use candle_engine::generate::{Generator, Limits, Logits, NoMasks, Params, StepBatch, StepModel, StepSequence};
+use candle_engine::generate::{Limits, Logits, Params, StepBatch, StepModel, StepSequence};
 use candle_engine::{DecoderSession, Device, Dtype, EmbedOptions, Engine, Error, LoadOptions};
 use common::{Batch, Folder, Random, Way, cases, distance, expected, golden, group, load, load_on, tensor_ways};
 use serde_json::json;
@@ -26,26 +26,8 @@ const LOGIT_TOLERANCE: f32 = 5e-5;
 fn generated(engine: &Engine, prompts: &[Vec<u32>], params: &Params, blocks: usize) -> Vec<Vec<u32>> {
     let session = engine.session().unwrap();
     let cache_bytes = blocks * session.block_bytes();
-    let limits = Limits {
-        max_rows: 6,
-        cache_bytes,
-        longest_tokens: 0,
-        beams: 1,
-        step_tokens: 24,
-        threads: 1,
-        isa: engine.isa(),
-    };
-    let mut generator = Generator::new(session, limits).unwrap();
-    for (id, prompt) in prompts.iter().enumerate() {
-        generator.add(id as u64, prompt.clone(), params.clone()).unwrap();
-    }
-    let mut ids = vec![Vec::new(); prompts.len()];
-    while generator.pending() > 0 {
-        for event in generator.step(&mut NoMasks).unwrap() {
-            ids[event.id as usize].extend(event.new_tokens);
-        }
-    }
-    ids
+    let limits = Limits { threads: 1, ..common::limits(engine, 6, cache_bytes) };
+    common::generated(session, prompts, params, limits)
 }
 
 #[test]

@@ -11,7 +11,8 @@ use std::time::Duration;
 use candle_core::{DType, Device as TensorDevice, Tensor};
 use candle_engine::comm::Tcp;
 use candle_engine::cpu::{Isa, Kernels, Storage};
-use candle_engine::{Device, Engine, LoadOptions, Output, Ragged, cuda_devices};
+use candle_engine::generate::{Generator, Limits, NoMasks, Params};
+use candle_engine::{DecoderSession, Device, Engine, LoadOptions, Output, Ragged, cuda_devices};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -324,6 +325,27 @@ impl Folder {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         candle_core::safetensors::save(&tensors, path).unwrap();
     }
+}
+
+/// Limits of a generator whose prompts enter in pieces.
+pub fn limits(engine: &Engine, max_rows: usize, cache_bytes: usize) -> Limits {
+    let (threads, isa) = (engine.threads(), engine.isa());
+    Limits { max_rows, cache_bytes, longest_tokens: 0, beams: 1, step_tokens: 24, threads, isa }
+}
+
+/// New ids of all prompts, generated together.
+pub fn generated(session: DecoderSession, prompts: &[Vec<u32>], params: &Params, limits: Limits) -> Vec<Vec<u32>> {
+    let mut generator = Generator::new(session, limits).unwrap();
+    for (id, prompt) in prompts.iter().enumerate() {
+        generator.add(id as u64, prompt.clone(), params.clone()).unwrap();
+    }
+    let mut ids = vec![Vec::new(); prompts.len()];
+    while generator.pending() > 0 {
+        for event in generator.step(&mut NoMasks).unwrap() {
+            ids[event.id as usize].extend(event.new_tokens);
+        }
+    }
+    ids
 }
 
 /// Runs `work` on every rank of a group of threads over loopback sockets; what each gave, in rank order.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use candle_core::{Device, Tensor};
 use candle_engine::comm::{Communicator, Tcp};
 use candle_engine::cpu::{Isa, Storage};
-use candle_engine::generate::{Generator, Limits, Logits, NoMasks, Params, StepBatch, StepModel, StepSequence};
+use candle_engine::generate::{Logits, Params, StepBatch, StepModel, StepSequence};
 use candle_engine::{Dtype, EmbedOptions, Engine, LoadOptions, Output};
 use common::{Batch, Folder, Random, cases, distance, expected, golden, group, load};
 use serde_json::json;
@@ -96,26 +96,7 @@ fn golden_decoders_equal_the_reference_on_all_ranks() {
 
 /// New ids of all prompts, generated together.
 fn generated(engine: &Engine, prompts: &[Vec<u32>], params: &Params) -> Vec<Vec<u32>> {
-    let limits = Limits {
-        max_rows: 4,
-        cache_bytes: 1 << 20,
-        longest_tokens: 0,
-        beams: 1,
-        step_tokens: 24,
-        threads: engine.threads(),
-        isa: engine.isa(),
-    };
-    let mut generator = Generator::new(engine.session().unwrap(), limits).unwrap();
-    for (id, prompt) in prompts.iter().enumerate() {
-        generator.add(id as u64, prompt.clone(), params.clone()).unwrap();
-    }
-    let mut ids = vec![Vec::new(); prompts.len()];
-    while generator.pending() > 0 {
-        for event in generator.step(&mut NoMasks).unwrap() {
-            ids[event.id as usize].extend(event.new_tokens);
-        }
-    }
-    ids
+    common::generated(engine.session().unwrap(), prompts, params, common::limits(engine, 4, 1 << 20))
 }
 
 #[test]
