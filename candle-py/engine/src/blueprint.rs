@@ -24,6 +24,8 @@ pub struct Blueprint {
     pub dense: Vec<Checkpoint>,
     /// Numbers in all tensors that the model uses.
     pub parameters: usize,
+    /// Those of them in tables of embeddings.
+    pub table_parameters: usize,
 }
 
 /// The name of a Dense module's layer in its own files.
@@ -62,7 +64,7 @@ impl Blueprint {
         }
         let extras = models::extras(&config.network, prefix, config.labels.is_some());
         declaration.check(&checkpoint, &extras, &mut problems);
-        let mut parameters = declaration.parameters();
+        let (mut parameters, table_parameters) = (declaration.parameters(), declaration.table_parameters());
 
         let mut dense = Vec::new();
         for module in &sentence.modules {
@@ -76,7 +78,7 @@ impl Blueprint {
             }
         }
         problems.into_result(path)?;
-        Ok(Self { config, sentence, prefix, checkpoint, dense, parameters })
+        Ok(Self { config, sentence, prefix, checkpoint, dense, parameters, table_parameters })
     }
 }
 

@@ -142,7 +142,7 @@ impl Engine {
                 AnyModel::Cpu(Box::new(Model::load(dir, backend, dtype, threads, communicator)?))
             }
             Device::Tensors | Device::Cuda(_) => {
-                let backend = TensorBackend::new(device.open()?, dtype);
+                let backend = TensorBackend::new(device.open()?, dtype)?;
                 AnyModel::Tensors(Box::new(Model::load(dir, backend, dtype, threads, communicator)?))
             }
         };

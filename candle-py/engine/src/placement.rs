@@ -85,19 +85,23 @@ pub enum Dtype {
     Float32,
     /// Rounded to the nearest bfloat16: half the memory, float32's range.
     Bfloat16,
+    /// Each 64 numbers of a matrix' row as signed bytes with a float32 scale, multiplied with rows in the same form; tables
+    /// in bfloat16. On the CPU alone.
+    Int8,
     /// Rounded to the nearest float16: half the memory, more digits than bfloat16, and a range that ends at 65504. Not on
     /// the CPU.
     Float16,
 }
 
 impl Dtype {
-    const ALL: [Dtype; 3] = [Dtype::Float32, Dtype::Bfloat16, Dtype::Float16];
+    const ALL: [Dtype; 4] = [Dtype::Float32, Dtype::Bfloat16, Dtype::Int8, Dtype::Float16];
 
-    /// Its name: "float32", "bfloat16" or "float16".
+    /// Its name: "float32", "bfloat16", "int8" or "float16".
     pub fn name(self) -> &'static str {
         match self {
             Dtype::Float32 => "float32",
             Dtype::Bfloat16 => "bfloat16",
+            Dtype::Int8 => "int8",
             Dtype::Float16 => "float16",
         }
     }
@@ -111,21 +115,24 @@ impl Dtype {
             return Ok(Dtype::Float32);
         }
         let dtype = Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
-            let hint =
-                if device == Device::Cpu { "auto, float32 or bfloat16" } else { "auto, float32, bfloat16 or float16" };
-            Error::input(format!("dtype is not known: `{name}`")).with_hint(hint)
+            Error::input(format!("dtype is not known: `{name}`")).with_hint(match device {
+                Device::Cpu => "auto, float32, bfloat16 or int8",
+                _ => "auto, float32, bfloat16 or float16",
+            })
         })?;
-        if device == Device::Cpu {
-            dtype.storage()?;
+        match device {
+            Device::Cpu => dtype.storage().map(drop)?,
+            _ => dtype.of_tensors().map(drop)?,
         }
         Ok(dtype)
     }
 
-    /// Bytes of one number.
-    pub fn size_bytes(self) -> usize {
+    /// Bytes of that many numbers, `tables` of them in tables of embeddings.
+    pub fn weight_bytes(self, numbers: usize, tables: usize) -> usize {
         match self {
-            Dtype::Float32 => size_of::<f32>(),
-            Dtype::Bfloat16 | Dtype::Float16 => size_of::<u16>(),
+            Dtype::Float32 => numbers * size_of::<f32>(),
+            Dtype::Bfloat16 | Dtype::Float16 => numbers * size_of::<u16>(),
+            Dtype::Int8 => tables * size_of::<u16>() + Storage::int8_bytes(numbers - tables),
         }
     }
 
@@ -134,17 +141,23 @@ impl Dtype {
         match self {
             Dtype::Float32 => Ok(Storage::Float32),
             Dtype::Bfloat16 => Ok(Storage::Bfloat16),
+            Dtype::Int8 => Ok(Storage::Int8),
             Dtype::Float16 => Err(Error::device(format!("dtype is not supported on the CPU: `{}`", self.name()))
-                .with_hint("use auto, float32 or bfloat16; weights stored in another dtype are converted")),
+                .with_hint("use auto, float32, bfloat16 or int8; weights stored in another dtype are converted")),
         }
     }
 
     /// As Candle has it.
-    pub(crate) fn of_tensors(self) -> DType {
+    ///
+    /// # Errors
+    /// [`Error::Device`] for what only the CPU's own kernels have.
+    pub(crate) fn of_tensors(self) -> Result<DType> {
         match self {
-            Dtype::Float32 => DType::F32,
-            Dtype::Bfloat16 => DType::BF16,
-            Dtype::Float16 => DType::F16,
+            Dtype::Float32 => Ok(DType::F32),
+            Dtype::Bfloat16 => Ok(DType::BF16),
+            Dtype::Float16 => Ok(DType::F16),
+            Dtype::Int8 => Err(Error::device(format!("dtype is on the CPU alone: `{}`", self.name()))
+                .with_hint("use auto, float32, bfloat16 or float16")),
         }
     }
 }

@@ -78,7 +78,8 @@ impl Backend for CpuBackend {
         let (_, width) = table.dims2()?;
         let table = match self.storage {
             Storage::Float32 => Table::Float32(copied(&table)?),
-            Storage::Bfloat16 => Table::Bfloat16(with_numbers(&table, |numbers| {
+            // A table is only looked up: bytes would save little time, and cost exactness.
+            Storage::Bfloat16 | Storage::Int8 => Table::Bfloat16(with_numbers(&table, |numbers| {
                 numbers.iter().map(|value| bfloat16_bits(*value)).collect()
             })?),
         };

@@ -52,8 +52,11 @@ impl Layers for TensorBackend {
 
 impl TensorBackend {
     /// Computes on `device`, and holds weights as `dtype`.
-    pub fn new(device: Device, dtype: Dtype) -> Self {
-        Self { device, dtype: dtype.of_tensors(), communicator: None }
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a dtype that Candle's tensors do not have.
+    pub fn new(device: Device, dtype: Dtype) -> Result<Self> {
+        Ok(Self { device, dtype: dtype.of_tensors()?, communicator: None })
     }
 
     /// Numbers of the host on the device; Candle does not count them.

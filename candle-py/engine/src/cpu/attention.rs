@@ -128,7 +128,7 @@ impl Op for Attention<'_> {
                 for index in 0..query_panels.count() {
                     let panel = query_panels.get(index);
                     let (keys, work, out) = (keys.clone(), &mut work.panel, &mut *out);
-                    with_width!(S, panel.registers, |WIDTH| {
+                    with_width!(S::TILE_REGISTERS, panel.registers, |WIDTH| {
                         s.run(QueryPanel::<'_, '_, WIDTH> {
                             args,
                             kv_head,

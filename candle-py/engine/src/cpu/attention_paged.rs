@@ -144,7 +144,7 @@ fn attend_panel<S: Simd>(
         while register < end {
             let registers = (end - register).min(S::TILE_REGISTERS);
             let (queries, scores, key) = (&*queries, &mut *scores, register * S::LANES);
-            with_width!(S, registers, |WIDTH| s.run(Scores::<WIDTH> {
+            with_width!(S::TILE_REGISTERS, registers, |WIDTH| s.run(Scores::<WIDTH> {
                 args,
                 kv_head,
                 key,
@@ -165,7 +165,7 @@ fn attend_panel<S: Simd>(
         for index in 0..panels.count() {
             let panel = panels.get(index);
             let (scores, carried, keys, sums) = (&*scores, &softmax.carried, keys.clone(), &mut *sums);
-            with_width!(S, panel.registers, |WIDTH| s.run(AddPages::<WIDTH> {
+            with_width!(S::TILE_REGISTERS, panel.registers, |WIDTH| s.run(AddPages::<WIDTH> {
                 args,
                 kv_head,
                 keys,
@@ -210,7 +210,7 @@ impl<const WIDTH: usize> Op for Scores<'_, '_, WIDTH> {
             let keys = &args.head(kv_head, key)[..PAGE_TOKENS * dim];
             *column = keys[key % PAGE_TOKENS..].as_ptr();
         }
-        for_each_height!(S, count, |rows, ROWS| {
+        for_each_height!(S::TILE_ROWS, count, |rows, ROWS| {
             for row in rows.step_by(ROWS) {
                 let queries = &queries[row * dim..][..ROWS * dim];
                 let mut tile = zeros::<S, ROWS, WIDTH>(s);
@@ -351,7 +351,7 @@ impl<const WIDTH: usize> Op for AddPages<'_, '_, WIDTH> {
         let AddPages { args, kv_head, keys, block, scores, carried, panel, count, sums } = self;
         let PageShape { head_dim, .. } = args.shape;
         let stride = args.shape.value_width();
-        for_each_height!(S, count, |rows, ROWS| {
+        for_each_height!(S::TILE_ROWS, count, |rows, ROWS| {
             for row in rows.step_by(ROWS) {
                 let sums = &mut sums[row * stride + panel.start..][..(ROWS - 1) * stride + WIDTH * S::LANES];
                 let mut tile = zeros::<S, ROWS, WIDTH>(s);

@@ -61,7 +61,7 @@ impl<const WIDTH: usize> Op for QueryPanel<'_, '_, WIDTH> {
         pack_queries::<S, WIDTH>(s, args, kv_head, panel, work.queries);
         let mut greatest = load_lanes::<S, WIDTH>(s, &work.greatest[panel.start..]);
         let before = greatest;
-        for_each_height!(S, here.len(), |rows, ROWS| {
+        for_each_height!(S::TILE_ROWS, here.len(), |rows, ROWS| {
             for row in rows.step_by(ROWS) {
                 let key = here.start + row;
                 let (rows, stride) = key_rows;

@@ -56,8 +56,8 @@ impl Op for AddValues<'_, '_> {
     fn apply<S: Simd>(mut self, s: S) {
         for index in 0..self.value_panels.count() {
             let panel = self.value_panels.get(index);
-            with_width!(S, panel.registers, |REGISTERS| {
-                for_each_height!(S, self.run.queries.len(), |rows, ROWS| {
+            with_width!(S::TILE_REGISTERS, panel.registers, |REGISTERS| {
+                for_each_height!(S::TILE_ROWS, self.run.queries.len(), |rows, ROWS| {
                     for row in rows.step_by(ROWS) {
                         self.tile::<S, ROWS, REGISTERS>(s, panel, row);
                     }

@@ -67,6 +67,22 @@ impl Isa {
         }
     }
 
+    /// What products of bytes are made with where this is the instruction set: "avx512-vnni" or a name of `name`.
+    pub fn byte_path(self) -> &'static str {
+        match self.byte_vectors() {
+            Isa::Avx512 => "avx512-vnni",
+            isa => isa.name(),
+        }
+    }
+
+    /// The instruction set of the products of bytes: AVX-512 only with VNNI, which the first processors with it lack.
+    pub(super) fn byte_vectors(self) -> Isa {
+        match self.vectors() {
+            Isa::Avx512 if !has_vnni() => Isa::Avx2,
+            isa => isa,
+        }
+    }
+
     /// Whether the processor this runs on (and its operating system) can execute it.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
@@ -89,4 +105,14 @@ impl Isa {
     pub fn available(self) -> bool {
         matches!(self, Isa::Scalar | Isa::AmxSoftware)
     }
+}
+
+/// Whether this processor sums products of bytes in one AVX-512 instruction.
+fn has_vnni() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        is_x86_feature_detected!("avx512vnni")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }

@@ -7,7 +7,7 @@ use super::activation::{Activation, activate_tile};
 use super::pack::{LINE_FLOATS, Line, PackedMatrix, Panel, Storage, floats_of, floats_of_mut};
 use super::simd::{Op, Simd};
 use super::tile::{
-    Ahead, Left, Right, add_product, add_product_of_pairs, add_rows, for_each_height, lanes_left, store_rows,
+    Ahead, Left, Right, Tile, add_product, add_product_of_pairs, add_rows, for_each_height, lanes_left, store_rows,
     with_width, zeros,
 };
 
@@ -99,8 +99,8 @@ impl Linear<'_> {
     /// All rows of one panel's columns; `weight` is the panel, held as `storage`.
     #[inline(always)]
     fn panel<S: Simd>(&mut self, s: S, panel: Panel, weight: &[f32], storage: Storage) {
-        for_each_height!(S, self.rows, |rows, ROWS| {
-            with_width!(S, panel.registers, |REGISTERS| {
+        for_each_height!(S::TILE_ROWS, self.rows, |rows, ROWS| {
+            with_width!(S::TILE_REGISTERS, panel.registers, |REGISTERS| {
                 s.run(Tiles::<'_, '_, ROWS, REGISTERS> { op: self, panel, weight, storage, rows })
             })
         });
@@ -141,19 +141,30 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     let x = Left { at: op.x[row * k..][..ROWS * k].as_ptr(), row: k, step: 1 };
     let width = REGISTERS * S::LANES;
     let weight = Right { at: weight[..width * storage.steps(k)].as_ptr(), step: width };
-    let ahead = next_lines::<S>(op, panel, row);
+    let ahead = next_lines::<S>(op, panel, row, S::TILE_ROWS);
     prefetch_rows::<S, ROWS, REGISTERS>(s, op.out, op.out_stride, panel, row);
     if let Epilogue::Add(residual, stride) = op.epilogue {
         prefetch_rows::<S, ROWS, REGISTERS>(s, residual.as_ptr(), stride, panel, row);
     }
     // SAFETY: the two slices are what the product reads.
-    let mut tile = unsafe {
+    let tile = unsafe {
         match storage {
-            Storage::Float32 => add_product(s, zeros::<S, ROWS, REGISTERS>(s), x, weight, k, ahead),
             Storage::Bfloat16 => add_product_of_pairs(s, zeros::<S, ROWS, REGISTERS>(s), x, weight, k, ahead),
+            _ => add_product(s, zeros::<S, ROWS, REGISTERS>(s), x, weight, k, ahead),
         }
     };
+    finish_tile::<S, ROWS, REGISTERS>(s, op, panel, row, tile);
+}
 
+/// What happens to a tile's sums, rows `row .. row + ROWS` of one panel's columns, on their way out.
+#[inline(always)]
+pub(super) fn finish_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    op: &mut Linear<'_>,
+    panel: Panel,
+    row: usize,
+    mut tile: Tile<S, ROWS, REGISTERS>,
+) {
     if let Some(bias) = op.bias {
         let bias = &bias[panel.start..][..panel.columns];
         for r in 0..REGISTERS {
@@ -184,18 +195,18 @@ fn linear_tile<S: Simd, const ROWS: usize, const REGISTERS: usize>(
 /// This tile's share of the panel after this one: a weight comes from far, once per call, and the rows of a panel give the
 /// time to wait for it.
 #[inline(always)]
-fn next_lines<S: Simd>(op: &Linear<'_>, panel: Panel, row: usize) -> Ahead {
+pub(super) fn next_lines<S: Simd>(op: &Linear<'_>, panel: Panel, row: usize, tile_rows: usize) -> Ahead {
     let steps = op.weight.steps();
     let floats = op.weight.floats();
     let start = ((panel.start + panel.registers * S::LANES) * steps).min(floats.len());
     let lines = (floats.len() - start).min(panel.registers * S::LANES * steps) / LINE_FLOATS;
-    let (first, end) = (lines * row / op.rows, lines * (row + S::TILE_ROWS).min(op.rows) / op.rows);
+    let (first, end) = (lines * row / op.rows, lines * (row + tile_rows).min(op.rows) / op.rows);
     Ahead { at: floats[start..].as_ptr().wrapping_add(first * LINE_FLOATS), lines: end - first }
 }
 
 /// Asks for a tile's part of `rows` in L1, long before the product is there.
 #[inline(always)]
-fn prefetch_rows<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+pub(super) fn prefetch_rows<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     s: S,
     rows: *const f32,
     stride: usize,

@@ -13,6 +13,9 @@ mod attention;
 mod attention_paged;
 mod attention_panel;
 mod attention_values;
+mod int8_linear;
+mod int8_pack;
+mod int8_rows;
 mod isa;
 mod linear;
 mod math;
@@ -71,6 +74,9 @@ impl Kernels {
         if self.isa.has_tiles() && storage == Storage::Bfloat16 {
             return amx_pack::pack(weight, n, k, self.isa);
         }
+        if storage == Storage::Int8 {
+            return dispatch(self.isa.byte_vectors(), int8_pack::PackBytes { weight, n, k, isa: self.isa });
+        }
         dispatch(self.isa, pack::Pack { weight, n, k, isa: self.isa, storage })
     }
 
@@ -118,10 +124,12 @@ impl Kernels {
             assert_rows(residual.len(), rows, w.n(), stride);
         }
         let linear = linear::Linear { x, rows, weight: w, bias, epilogue, out, out_stride, panels };
-        if self.isa.has_tiles() && w.storage == Storage::Bfloat16 {
-            dispatch(self.isa, amx_linear::TiledLinear { linear, isa: self.isa });
-        } else {
-            dispatch(self.isa, linear);
+        match w.storage {
+            Storage::Bfloat16 if self.isa.has_tiles() => {
+                dispatch(self.isa, amx_linear::TiledLinear { linear, isa: self.isa })
+            }
+            Storage::Int8 => dispatch(self.isa.byte_vectors(), int8_linear::ByteLinear { linear }),
+            _ => dispatch(self.isa, linear),
         }
     }
 

@@ -1,13 +1,15 @@
 //! Weights as the GEMM reads them: panels of a few registers' columns, row after row of k, padded to whole registers.
 
 use super::Isa;
+use super::int8_pack::{BLOCK_STEPS, unpack_column};
+use super::int8_rows::BLOCK;
 use super::simd::{MOST_LANES, Op, Simd};
 
 /// Floats of a cache line, and of the widest register.
 pub(super) const LINE_FLOATS: usize = 16;
 
-/// How a packed matrix holds its numbers. They are summed in float32 either way, and multiplied in it but on tiles, which
-/// take both operands in bfloat16.
+/// How a packed matrix holds its numbers. Where they are no bytes, they are summed in float32, and multiplied in it but on
+/// tiles, which take both operands in bfloat16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
     /// As they are.
@@ -15,20 +17,26 @@ pub enum Storage {
     Float32,
     /// Rounded to the nearest bfloat16, ties to even: half the memory.
     Bfloat16,
+    /// Each 64 along k as signed bytes with a float32 scale, and so are the rows that they meet: little more than a quarter
+    /// of the memory.
+    Int8,
 }
 
 impl Storage {
-    /// Its name: "float32" or "bfloat16".
+    const ALL: [Storage; 3] = [Storage::Float32, Storage::Bfloat16, Storage::Int8];
+
+    /// Its name: "float32", "bfloat16" or "int8".
     pub fn name(self) -> &'static str {
         match self {
             Storage::Float32 => "float32",
             Storage::Bfloat16 => "bfloat16",
+            Storage::Int8 => "int8",
         }
     }
 
     /// The storage of that name.
     pub fn from_name(name: &str) -> Option<Storage> {
-        [Storage::Float32, Storage::Bfloat16].into_iter().find(|storage| storage.name() == name)
+        Self::ALL.into_iter().find(|storage| storage.name() == name)
     }
 
     /// Rows of lanes that hold `k` rows.
@@ -36,15 +44,13 @@ impl Storage {
         match self {
             Storage::Float32 => k,
             Storage::Bfloat16 => k.div_ceil(2),
+            Storage::Int8 => k.div_ceil(BLOCK) * BLOCK_STEPS,
         }
     }
 
-    /// Bytes of one number.
-    pub fn size_bytes(self) -> usize {
-        match self {
-            Storage::Float32 => size_of::<f32>(),
-            Storage::Bfloat16 => size_of::<u16>(),
-        }
+    /// Bytes of that many numbers as `Int8`, rows being whole blocks.
+    pub fn int8_bytes(numbers: usize) -> usize {
+        numbers + numbers.div_ceil(BLOCK) * size_of::<f32>()
     }
 }
 
@@ -68,6 +74,13 @@ pub(super) struct Line([f32; LINE_FLOATS]);
 impl Line {
     /// A line of zeros.
     pub(super) const ZERO: Line = Line([0.0; LINE_FLOATS]);
+
+    /// The line as bytes, to be written.
+    #[inline(always)]
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8; LINE_FLOATS * size_of::<f32>()] {
+        // SAFETY: 16 floats are 64 bytes, every pattern of which is a float, and the borrow is exclusive.
+        unsafe { &mut *self.0.as_mut_ptr().cast() }
+    }
 }
 
 /// The floats of lines.
@@ -119,6 +132,7 @@ impl PackedMatrix {
         let column = self.floats()[panel.start * steps + row - panel.start..].iter().step_by(width);
         match self.storage {
             Storage::Float32 => to.iter_mut().zip(column).for_each(|(to, from)| *to = *from),
+            Storage::Int8 => unpack_column(column.copied(), to),
             Storage::Bfloat16 => {
                 for (to, pair) in to.chunks_mut(2).zip(column) {
                     let halves = [pair.to_bits() << 16, pair.to_bits() & 0xffff_0000];
@@ -163,11 +177,11 @@ impl Op for Pack<'_> {
             let width = panel.registers * S::LANES;
             let to = &mut floats_of_mut(&mut lines)[panel.start * steps..][..width * steps];
             let panel_floats = match storage {
-                Storage::Float32 => &mut *to,
                 Storage::Bfloat16 => {
                     whole.resize(width * k, 0.0);
                     &mut whole[..]
                 }
+                _ => &mut *to,
             };
             for first in (0..panel.columns).step_by(S::LANES) {
                 // Lanes beyond the last column repeat it; what they give is never stored.

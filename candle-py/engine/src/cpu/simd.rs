@@ -16,12 +16,20 @@ pub(super) const MOST_LANES: usize = 16;
 pub(super) trait Simd: Copy {
     /// One register.
     type V: Copy;
+    /// The same register as 32-bit integers, or as groups of four bytes.
+    type I: Copy;
     /// Lanes of a register.
     const LANES: usize;
     /// Rows of the GEMM tile whose accumulators stay in registers.
     const TILE_ROWS: usize;
     /// Registers across the GEMM tile.
     const TILE_REGISTERS: usize;
+    /// Rows of the tile of bytes, which has two accumulators for each element.
+    const BYTE_TILE_ROWS: usize;
+    /// Registers across the tile of bytes.
+    const BYTE_TILE_REGISTERS: usize;
+    /// What `add_dots` takes each weight to be more than it is.
+    const BYTE_EXCESS: i32;
 
     /// Compiles `op` for this instruction set and runs it.
     fn run<O: Op>(self, op: O) -> O::Output;
@@ -79,6 +87,18 @@ pub(super) trait Simd: Copy {
     fn upper_bfloat16(self, pairs: Self::V) -> Self::V;
     /// `if a < b { then } else { otherwise }`, lane by lane.
     fn if_less(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
+    /// Every lane `value`.
+    fn splat_int(self, value: i32) -> Self::I;
+    /// All lanes.
+    ///
+    /// # Safety
+    /// `from` is readable for `4 * LANES` bytes; no alignment is needed.
+    unsafe fn load_bytes(self, from: *const u8) -> Self::I;
+    /// `sum + (weights + BYTE_EXCESS - 128) . x` lane by lane over groups of four: weights are bytes from 1 to 255, x are
+    /// signed bytes above -128.
+    fn add_dots(self, sum: Self::I, weights: Self::I, x: Self::I) -> Self::I;
+    /// The integers as float32.
+    fn to_float(self, v: Self::I) -> Self::V;
     /// Transposes the leading `LANES x LANES` block: lane `j` of register `i` goes to lane `i` of register `j`.
     fn transpose(self, rows: [Self::V; MOST_LANES]) -> [Self::V; MOST_LANES];
     /// Sum of the lanes, in one fixed order.

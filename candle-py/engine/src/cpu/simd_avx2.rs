@@ -41,9 +41,13 @@ fn first(_proof: Avx2, count: usize) -> __m256i {
 // SAFETY of every block below: `self` proves the instructions; the memory they touch is what each method's contract asks.
 impl Simd for Avx2 {
     type V = __m256;
+    type I = __m256i;
     const LANES: usize = 8;
     const TILE_ROWS: usize = 6;
     const TILE_REGISTERS: usize = 2;
+    const BYTE_TILE_ROWS: usize = 2;
+    const BYTE_TILE_REGISTERS: usize = 2;
+    const BYTE_EXCESS: i32 = 0;
 
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Output {
@@ -173,6 +177,32 @@ impl Simd for Avx2 {
     fn if_less(self, a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
         // SAFETY: as above the impl.
         unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> __m256i {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_set1_epi32(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> __m256i {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    /// `maddubs` takes one operand unsigned and saturates at 16 bits: with |x| and weights that have taken x's sign, two
+    /// products are at most 2 * 127 * 127.
+    #[inline(always)]
+    fn add_dots(self, sum: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: as above the impl.
+        unsafe {
+            let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(weights, x));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    fn to_float(self, v: __m256i) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_cvtepi32_ps(v) }
     }
     #[inline(always)]
     fn transpose(self, rows: [__m256; MOST_LANES]) -> [__m256; MOST_LANES] {

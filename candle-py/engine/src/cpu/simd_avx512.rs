@@ -28,6 +28,27 @@ fn run_op<O: Op>(simd: Avx512, op: O) -> O::Output {
     op.apply(simd)
 }
 
+/// `sum + weights . x` over groups of four bytes, unsigned by signed: VNNI's instruction. In assembly, since that needs no
+/// other target feature than the registers do: the rest of AVX-512 is compiled for processors without VNNI, too.
+///
+/// # Safety
+/// The processor has AVX-512 VNNI.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn add_byte_dots(mut sum: __m512i, weights: __m512i, x: __m512i) -> __m512i {
+    // SAFETY: reads and writes these registers alone; the caller vouches for the instruction.
+    unsafe {
+        std::arch::asm!(
+            "vpdpbusd {sum}, {weights}, {x}",
+            sum = inout(zmm_reg) sum,
+            weights = in(zmm_reg) weights,
+            x = in(zmm_reg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
 /// The mask of the first `count` lanes.
 #[inline(always)]
 fn first(count: usize) -> __mmask16 {
@@ -38,9 +59,13 @@ fn first(count: usize) -> __mmask16 {
 // SAFETY of every block below: `self` proves the instructions; the memory they touch is what each method's contract asks.
 impl Simd for Avx512 {
     type V = __m512;
+    type I = __m512i;
     const LANES: usize = 16;
     const TILE_ROWS: usize = 8;
     const TILE_REGISTERS: usize = 3;
+    const BYTE_TILE_ROWS: usize = 6;
+    const BYTE_TILE_REGISTERS: usize = 2;
+    const BYTE_EXCESS: i32 = 128;
 
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Output {
@@ -162,6 +187,26 @@ impl Simd for Avx512 {
     fn if_less(self, a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
         // SAFETY: as above the impl.
         unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), otherwise, then) }
+    }
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> __m512i {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_set1_epi32(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> __m512i {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    fn add_dots(self, sum: __m512i, weights: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: products of bytes run on these vectors only where there is VNNI (`Isa::byte_vectors`).
+        unsafe { add_byte_dots(sum, weights, x) }
+    }
+    #[inline(always)]
+    fn to_float(self, v: __m512i) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_cvtepi32_ps(v) }
     }
     #[inline(always)]
     fn transpose(self, rows: [__m512; MOST_LANES]) -> [__m512; MOST_LANES] {

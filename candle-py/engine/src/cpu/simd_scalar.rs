@@ -27,9 +27,13 @@ fn mul_add(a: f32, b: f32, c: f32) -> f32 {
 
 impl Simd for ScalarLanes {
     type V = V;
+    type I = [i32; 4];
     const LANES: usize = 4;
     const TILE_ROWS: usize = 6;
     const TILE_REGISTERS: usize = 2;
+    const BYTE_TILE_ROWS: usize = 2;
+    const BYTE_TILE_REGISTERS: usize = 2;
+    const BYTE_EXCESS: i32 = 128;
 
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Output {
@@ -118,6 +122,28 @@ impl Simd for ScalarLanes {
     #[inline(always)]
     fn if_less(self, a: V, b: V, then: V, otherwise: V) -> V {
         std::array::from_fn(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
+    }
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> [i32; 4] {
+        [value; 4]
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> [i32; 4] {
+        // SAFETY: the caller gives 16 readable bytes.
+        unsafe { from.cast::<[i32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    fn add_dots(self, sum: [i32; 4], weights: [i32; 4], x: [i32; 4]) -> [i32; 4] {
+        // Byte by byte of all lanes: products that the compiler knows to be narrow, which it has instructions for.
+        (0..4).fold(sum, |sum, byte| {
+            let weights = weights.map(|weights| weights >> (8 * byte) & 0xff);
+            let x = x.map(|x| x << (24 - 8 * byte) >> 24);
+            std::array::from_fn(|lane| sum[lane] + weights[lane] * x[lane])
+        })
+    }
+    #[inline(always)]
+    fn to_float(self, v: [i32; 4]) -> V {
+        v.map(|value| value as f32)
     }
     #[inline(always)]
     fn transpose(self, rows: [V; MOST_LANES]) -> [V; MOST_LANES] {

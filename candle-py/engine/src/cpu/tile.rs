@@ -236,17 +236,17 @@ pub(super) unsafe fn store_rows<S: Simd, const ROWS: usize, const REGISTERS: usi
 }
 
 /// Cuts rows `0 .. $count` into tiles as tall as the instruction set's, then of 4, 2 and 1 rows, and evaluates the body once
-/// for every height that occurs: `$rows` is the range of rows it covers, `$ROWS` the height.
+/// for every height that occurs: `$rows` is the range of rows it covers, `$ROWS` the height. `$most` is the tallest one.
 macro_rules! for_each_height {
-    ($s:ty, $count:expr, |$rows:ident, $ROWS:ident| $body:expr) => {{
+    ($most:expr, $count:expr, |$rows:ident, $ROWS:ident| $body:expr) => {{
         let count: usize = $count;
         let mut start = 0;
-        for_each_height!(@each $s, count, start, $rows, $ROWS, $body, 8 6 4 2 1);
+        for_each_height!(@each $most, count, start, $rows, $ROWS, $body, 8 6 4 2 1);
         debug_assert_eq!(start, count);
     }};
-    (@each $s:ty, $count:ident, $start:ident, $rows:ident, $ROWS:ident, $body:expr, $($height:literal)*) => {
+    (@each $most:expr, $count:ident, $start:ident, $rows:ident, $ROWS:ident, $body:expr, $($height:literal)*) => {
         $(
-            if ($height <= 4 || <$s>::TILE_ROWS == $height) && $count - $start >= $height {
+            if $height <= $most && ($height <= 4 || $most == $height) && $count - $start >= $height {
                 const $ROWS: usize = $height;
                 let $rows = $start..$start + super::tile::whole_tiles($count - $start, $ROWS);
                 $start = $rows.end;
@@ -262,15 +262,15 @@ pub(super) fn whole_tiles(rows: usize, height: usize) -> usize {
     rows - rows % height
 }
 
-/// Evaluates the body with `$REGISTERS` a constant that equals `$registers`.
+/// Evaluates the body with `$REGISTERS` a constant that equals `$registers`, which is at most `$most`.
 macro_rules! with_width {
-    ($s:ty, $registers:expr, |$REGISTERS:ident| $body:expr) => {
-        with_width!(@each $s, $registers, $REGISTERS, $body, 1 2 3)
+    ($most:expr, $registers:expr, |$REGISTERS:ident| $body:expr) => {
+        with_width!(@each $most, $registers, $REGISTERS, $body, 1 2 3)
     };
-    (@each $s:ty, $registers:expr, $REGISTERS:ident, $body:expr, $($width:literal)*) => {
+    (@each $most:expr, $registers:expr, $REGISTERS:ident, $body:expr, $($width:literal)*) => {
         match $registers {
             $(
-                $width if <$s>::TILE_REGISTERS >= $width => {
+                $width if $most >= $width => {
                     const $REGISTERS: usize = $width;
                     $body
                 }

@@ -51,7 +51,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let blueprint = Blueprint::read(dir)?;
         let mut info = Info::of(&blueprint);
-        info.weight_bytes = info.parameters * dtype.size_bytes();
+        info.weight_bytes = dtype.weight_bytes(blueprint.parameters, blueprint.table_parameters);
         let communicator = communicator.filter(|communicator| communicator.world() > 1);
         if let Some(communicator) = &communicator {
             backend = backend.within(Arc::clone(communicator));

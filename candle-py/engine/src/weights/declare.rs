@@ -21,6 +21,7 @@ impl Layers for Declared {
 #[derive(Debug, Default)]
 pub struct Declaration {
     wanted: BTreeMap<String, Vec<usize>>,
+    table_parameters: usize,
 }
 
 /// Tensors that real checkpoints carry and that a model has no use for: names, and beginnings that end with a dot.
@@ -61,6 +62,11 @@ impl Declaration {
         self.wanted.values().map(|shape| shape.iter().product::<usize>()).sum()
     }
 
+    /// Those of them in tables of embeddings.
+    pub fn table_parameters(&self) -> usize {
+        self.table_parameters
+    }
+
     fn want(&mut self, name: String, shape: &[usize]) {
         self.wanted.insert(name, shape.to_vec());
     }
@@ -69,6 +75,7 @@ impl Declaration {
 impl Source<Declared> for Declaration {
     fn embedding(&mut self, name: &str, rows: usize, width: usize) -> Result<()> {
         self.want(format!("{name}.weight"), &[rows, width]);
+        self.table_parameters += rows * width;
         Ok(())
     }
 

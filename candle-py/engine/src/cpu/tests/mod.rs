@@ -2,6 +2,7 @@
 //! promise that a row's bits do not depend on the other rows.
 
 mod attention;
+mod bytes;
 mod elementwise;
 mod linear;
 mod norm;

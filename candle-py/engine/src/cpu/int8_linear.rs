@@ -1,0 +1,160 @@
+//! `epilogue(x @ weight^T + bias)` on bytes: rows and weights in blocks of 64 signed bytes with a float32 scale. Products
+//! within a block are summed exactly, in integers; the blocks' sums follow each other in float32, in the order of k, whatever
+//! the tile's shape: a row has the same bits in every batch.
+//!
+//! The way of GGML's Q8_0, with longer blocks; weights are stored 128 more than they are, as VNNI wants one side unsigned.
+
+use std::ops::Range;
+
+use super::int8_pack::{BLOCK_STEPS, EXCESS, GROUP};
+use super::int8_rows::{BLOCK, ByteRows};
+use super::linear::{Linear, finish_tile, next_lines, prefetch_rows};
+use super::pack::{LINE_FLOATS, Panel};
+use super::simd::{Op, Simd};
+use super::tile::{Tile, for_each_height, with_width, zeros};
+
+/// Bytes of quantised rows that stay in L2 while all panels of a weight pass by.
+const QUANTIZED_BYTES: usize = 1 << 20;
+
+/// Steps of k by which a panel is fetched to L1 ahead of its use.
+const FETCH_AHEAD: usize = 8;
+
+/// `Linear` for a weight of bytes.
+pub(super) struct ByteLinear<'a> {
+    pub(super) linear: Linear<'a>,
+}
+
+impl Op for ByteLinear<'_> {
+    type Output = ();
+
+    /// As many rows at a time as stay in L2; for each such part, panel after panel of the weight.
+    #[inline(always)]
+    fn apply<S: Simd>(mut self, s: S) {
+        let k = self.linear.weight.k();
+        let part_rows = (QUANTIZED_BYTES / k.max(1)).max(1).next_multiple_of(S::BYTE_TILE_ROWS);
+        let mut quantized = ByteRows::take();
+        for first in (0..self.linear.rows).step_by(part_rows) {
+            let rows = part_rows.min(self.linear.rows - first);
+            s.run(Quantize { x: &self.linear.x[first * k..][..rows * k], rows, k, to: &mut quantized });
+            for index in self.linear.panels.clone() {
+                let panel = self.linear.weight.panels.get(index);
+                for_each_height!(S::BYTE_TILE_ROWS, rows, |rows, ROWS| {
+                    with_width!(S::BYTE_TILE_REGISTERS, panel.registers, |REGISTERS| {
+                        s.run(Tiles::<'_, '_, ROWS, REGISTERS> {
+                            op: &mut self.linear,
+                            quantized: &quantized,
+                            panel,
+                            first,
+                            rows,
+                        })
+                    })
+                });
+            }
+        }
+        quantized.give_back();
+    }
+}
+
+/// `ByteRows::quantize`.
+struct Quantize<'a> {
+    x: &'a [f32],
+    rows: usize,
+    k: usize,
+    to: &'a mut ByteRows,
+}
+
+impl Op for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, _: S) {
+        self.to.quantize(self.x, self.rows, self.k);
+    }
+}
+
+/// Tiles of `ROWS` rows, one under the other, of one panel's columns.
+struct Tiles<'a, 'b, const ROWS: usize, const REGISTERS: usize> {
+    op: &'b mut Linear<'a>,
+    quantized: &'b ByteRows,
+    panel: Panel,
+    /// The row that the first of those quantised is.
+    first: usize,
+    /// Among those quantised.
+    rows: Range<usize>,
+}
+
+impl<const ROWS: usize, const REGISTERS: usize> Op for Tiles<'_, '_, ROWS, REGISTERS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        let Tiles { op, quantized, panel, first, rows } = self;
+        let blocks = op.weight.k().div_ceil(BLOCK);
+        for row in rows.step_by(ROWS) {
+            prefetch_rows::<S, ROWS, REGISTERS>(s, op.out, op.out_stride, panel, first + row);
+            let tile = product::<S, ROWS, REGISTERS>(s, op, quantized, panel, first, row, blocks);
+            finish_tile::<S, ROWS, REGISTERS>(s, op, panel, first + row, tile);
+        }
+    }
+}
+
+/// The product of a tile's rows, from `row` on among those quantised, and a panel's columns.
+#[inline(always)]
+fn product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+    s: S,
+    op: &Linear<'_>,
+    quantized: &ByteRows,
+    panel: Panel,
+    first: usize,
+    row: usize,
+    blocks: usize,
+) -> Tile<S, ROWS, REGISTERS> {
+    let width = REGISTERS * S::LANES;
+    let steps = op.weight.steps();
+    let mut weights = op.weight.floats()[panel.start * steps..][..width * blocks * BLOCK_STEPS].as_ptr();
+    let (scales, sums) = (quantized.scales(row, ROWS, blocks), quantized.sums(row, ROWS, blocks));
+    let x = quantized.bytes().wrapping_add(row * blocks * BLOCK);
+    let ahead = next_lines::<S>(op, panel, first + row, ROWS);
+    let ahead_per_block = ahead.lines.div_ceil(blocks.max(1));
+    let mut tile = zeros::<S, ROWS, REGISTERS>(s);
+    for block in 0..blocks {
+        let mut dots = [[s.splat_int(0); REGISTERS]; ROWS];
+        for (m, dots) in dots.iter_mut().enumerate() {
+            let start = (S::BYTE_EXCESS * sums[m * blocks + block]).wrapping_neg();
+            *dots = [s.splat_int(start); REGISTERS];
+        }
+        for group in 0..BLOCK / GROUP {
+            let mut columns = [s.splat_int(0); REGISTERS];
+            for (r, columns) in columns.iter_mut().enumerate() {
+                let at = weights.wrapping_add(group * width + r * S::LANES);
+                // SAFETY: the panel has `BLOCK_STEPS` rows of `width` lanes for each block.
+                *columns = unsafe { s.load_bytes(at.cast()) };
+                s.prefetch(at.wrapping_add(FETCH_AHEAD * width));
+            }
+            for (m, dots) in dots.iter_mut().enumerate() {
+                let at = x.wrapping_add((m * blocks + block) * BLOCK + group * GROUP);
+                // SAFETY: `quantized` has rows `row .. row + ROWS` (as `scales` has checked), each of `blocks` blocks.
+                let x = s.splat_int(unsafe { at.cast::<i32>().read() });
+                for (dots, columns) in dots.iter_mut().zip(columns) {
+                    *dots = s.add_dots(*dots, columns, x);
+                }
+            }
+        }
+        for line in block * ahead_per_block..(block + 1) * ahead_per_block {
+            s.prefetch_far(ahead.at.wrapping_add(line * LINE_FLOATS));
+        }
+        let scales_at = weights.wrapping_add((BLOCK_STEPS - 1) * width);
+        for r in 0..REGISTERS {
+            // SAFETY: as above.
+            let columns = unsafe { s.load(scales_at.wrapping_add(r * S::LANES)) };
+            for (m, (tile, dots)) in tile.iter_mut().zip(&dots).enumerate() {
+                let scale = s.mul(columns, s.splat(scales[m * blocks + block]));
+                tile[r] = s.mul_add(s.to_float(dots[r]), scale, tile[r]);
+            }
+        }
+        weights = weights.wrapping_add(width * BLOCK_STEPS);
+    }
+    tile
+}
+
+const _: () = assert!(EXCESS == 128, "`add_dots` says so");
