@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_models import MODELS, SEED, write_model
-from workers.devices import cuda_obstacle, probe_cuda
+from workers.resources.devices import cuda_obstacle, probe_cuda
 
 CACHE_BYTES = 8 << 30
 STEP_TOKENS = 8192

@@ -14,8 +14,8 @@ from typing import Literal
 from jobs.facts import OWN_NAMES, Facts, gather_facts
 from jobs.shell import SHELLS, init_line
 from jobs.verbs import PROGRAM
-from workers.devices import cuda_obstacle, hidden_devices
-from workers.limits import available_threads
+from workers.resources.devices import cuda_obstacle, hidden_devices
+from workers.resources.limits import available_threads
 
 Status = Literal["ok", "note", "problem"]
 

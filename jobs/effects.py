@@ -1,7 +1,7 @@
 """Settings of a spec that change nothing: told before a job starts, never refused. Looks at no data and no model.
 
 What certainly is a mistake (beams that should sample, several greedy texts of one prompt) is refused by
-`jobs.spec_task` and `workers.generation_config`; here is what somebody may have left in a spec on purpose.
+`jobs.spec_task` and `workers.generation.sampling`; here is what somebody may have left in a spec on purpose.
 """
 
 from __future__ import annotations

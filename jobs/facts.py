@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.verbs import PROGRAM
-from workers.devices import CudaFacts, probe_cuda
-from workers.limits import CgroupLimits, cores_in_affinity, memory_limit_bytes, read_cgroup_limits
+from workers.resources.devices import CudaFacts, probe_cuda
+from workers.resources.limits import CgroupLimits, cores_in_affinity, memory_limit_bytes, read_cgroup_limits
 
 OWN_NAMES = ("jobs", "workers", "sharding")
 """Top-level packages of this distribution."""

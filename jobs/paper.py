@@ -17,7 +17,7 @@ from sharding.tensor import check_world
 from sharding.tensor_shapes import DecoderShapes, decoder_shapes
 from workers.config import DeviceKind
 from workers.errors import ModelError
-from workers.generation_config import DEFAULT_MAX_NEW_TOKENS
+from workers.generation.sampling import DEFAULT_MAX_NEW_TOKENS
 from workers.model.jsonfile import read_object
 from workers.model.layout import CONFIG, WEIGHTS_INDEX
 

@@ -23,13 +23,13 @@ from sharding.plan_file import read_plan
 from sharding.source import SourceListing, list_sources
 from sharding.storage import Storage, is_inside, open_storage, parse_uri
 from workers.config import DeviceKind, ModelConfig, TaskConfig, WorkerConfig
-from workers.devices import cuda_obstacle, probe_cuda
 from workers.engine.base import EngineInfo
 from workers.engine.fake import is_fake
 from workers.engine.load import inspect_model
 from workers.model.resolve import ModelLocation, resolve_model
+from workers.prompt.template import TextTemplate, is_text_type, parse_template
+from workers.resources.devices import cuda_obstacle, probe_cuda
 from workers.results import FACT_FIELDS, result_fields
-from workers.template import TextTemplate, is_text_type, parse_template
 
 _log = logging.getLogger(__name__)
 BUDGET_TOKENS = 16_384
@@ -189,8 +189,7 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
         prompt = "" if asked.prompt in ("auto", "none") else asked.prompt
         max_tokens, notes = min(requested or info.max_positions, info.max_positions - (asked.kind == "generate")), []
     else:
-        from workers.model.files import read_model_files
-        from workers.model.prompts import choose_prompt
+        from workers.model.files import choose_prompt, read_model_files
 
         files = read_model_files(model.path)
         limit = files.limit_tokens(requested)

@@ -21,7 +21,7 @@ from sharding.words import counted
 from workers.config import DecoderConfig, Sampling, TaskConfig
 from workers.engine.base import EngineInfo
 from workers.engine.fake import END_ID
-from workers.generation_config import EndTokens, decide_sampling, find_end_tokens
+from workers.generation.sampling import EndTokens, decide_sampling, find_end_tokens
 from workers.model.decoder import DecoderFiles
 from workers.model.resolve import ModelLocation
 from workers.worker import load_constraint, load_decoder_files, load_prompt_tokenizer
@@ -123,7 +123,7 @@ def _look_at_template(
     decoder: DecoderConfig, files: DecoderFiles, planned: Mapping[str, str]
 ) -> tuple[DecoderConfig, str | None, list[str]]:
     """Fix the day that the template sees, and find the token by which it ends the assistant's turn."""
-    from workers.prompts import make_chat_template
+    from workers.tokenization.prompt_tokenizer import make_chat_template
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     before = planned.get(CHAT_DATE, str(None))
@@ -180,7 +180,7 @@ def _read_schema(task: TaskSpec) -> str | None:
     Raises:
         SpecError: No such file, too large, or no JSON object.
     """
-    from workers.constrain import canonical_schema
+    from workers.generation.constrain import canonical_schema
 
     if task.json_schema is None:
         return None

@@ -25,7 +25,7 @@ from workers.batch import batch_tokens, row_lengths
 from workers.config import WorkerConfig
 from workers.engine.base import Engine
 from workers.engine.load import load_engine
-from workers.limits import available_threads
+from workers.resources.limits import available_threads
 
 _TIMED_TOKENS = 16_384
 _HISTOGRAM_BOUNDS = (16, 32, 64, 128, 256, 512, 1024, 4096)

@@ -19,9 +19,9 @@ from sharding.errors import CandelabraError, InputError
 from sharding.words import counted
 from workers.batch import row_lengths
 from workers.config import AssignedPiece
-from workers.read import read_file_rows
-from workers.template import invalid_rows
-from workers.tokenize import NULL_TEXT
+from workers.parquet.read import read_file_rows
+from workers.prompt.template import invalid_rows
+from workers.tokenization.rows import NULL_TEXT
 from workers.worker import load_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class RowSample:
         rows: How many.
         nulls: Those without a text.
         truncated: Those that lose tokens.
-        ids, offsets, type_ids, counts: As `workers.tokenize.TokenRows`.
+        ids, offsets, type_ids, counts: As `workers.tokenization.rows.TokenRows`.
         failures: Why a row that has a text would fail before any model sees it, by place in the sample.
         places: File of each row, and its place in that file.
     """

@@ -246,7 +246,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 
 def _checked_template(text: str, *, bare_column: bool) -> str:
-    from workers.template import parse_template
+    from workers.prompt.template import parse_template
 
     try:
         parse_template(text, bare_column=bare_column)

@@ -16,12 +16,12 @@ from sharding.errors import InfrastructureError, InputError
 from sharding.tensor import ModelSizes, rank_numbers
 from sharding.tensor_shapes import MODEL_TYPES, DecoderShapes, decoder_shapes
 from workers.config import DeviceKind, WorkerConfig
-from workers.devices import probe_cuda
 from workers.engine.base import EngineInfo
 from workers.engine.fake import is_fake
-from workers.limits import available_threads, memory_limit_bytes
 from workers.model.jsonfile import read_object
 from workers.model.layout import CONFIG, text_folder
+from workers.resources.devices import probe_cuda
+from workers.resources.limits import available_threads, memory_limit_bytes
 
 DEVICES_GB = (24, 40, 80, 141)
 _GB = 10**9

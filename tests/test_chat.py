@@ -10,9 +10,9 @@ import time
 import pytest
 
 from sharding.errors import RecordRow
-from workers.chat import ChatTemplate
-from workers.chat_bounds import MOST_SIZE
 from workers.errors import ModelError
+from workers.prompt.chat import ChatTemplate
+from workers.prompt.chat_bounds import MOST_SIZE
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """\

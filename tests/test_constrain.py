@@ -17,8 +17,8 @@ from model_folders import word_piece
 from jobs import run_job
 from jobs.errors import ExitCode, exit_code_of
 from sharding.errors import CandelabraError, InputError, RecordRow
-from workers.constrain import SchemaConstraint
-from workers.satisfiable import is_satisfiable
+from workers.generation.constrain import SchemaConstraint
+from workers.generation.satisfiable import is_satisfiable
 
 PERSON = {
     "type": "object",

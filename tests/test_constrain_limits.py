@@ -15,7 +15,7 @@ from job_files import JobFiles
 from jobs import run_job
 from jobs.preview import preview_job
 from sharding.errors import InputError, RecordRow
-from workers.constrain import SchemaConstraint
+from workers.generation.constrain import SchemaConstraint
 
 END = 2
 INTRICATE = {"type": "string", "pattern": "^.*a.{60}b.*c.{60}d.*$"}

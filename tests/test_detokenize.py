@@ -10,11 +10,11 @@ import pytest
 from decoder_folders import byte_tokenizer, space_tokenizer, write_decoder
 from tokenizers import Tokenizer, decoders, models
 
-from workers.codec import FileCodec
-from workers.completions import Growing
-from workers.detokenize import TextStream
 from workers.engine.fake_generator import FakeEvent
+from workers.generation.completions import Growing
+from workers.generation.detokenize import TextStream
 from workers.model.decoder import read_decoder_files
+from workers.tokenization.codec import FileCodec
 
 KINDS = {"byte": byte_tokenizer, "space": space_tokenizer}
 TEXT = "The quick brown fox, naïve café 深度学习! It doesn't stop; русский текст."

@@ -12,8 +12,8 @@ import pytest
 
 from jobs.doctor import Finding, examine
 from jobs.facts import EngineFacts, Facts, gather_facts
-from workers.devices import CudaFacts, Gpu, cuda_obstacle, probe_cuda
-from workers.limits import CgroupLimits
+from workers.resources.devices import CudaFacts, Gpu, cuda_obstacle, probe_cuda
+from workers.resources.limits import CgroupLimits
 
 GIB = 1 << 30
 ENGINE = EngineFacts(

@@ -304,16 +304,16 @@ def test_the_plan_says_what_is_in_force_and_how_long_it_takes(files: JobFiles) -
 
 
 def test_memory_is_bounded_by_the_rows_in_flight(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    import workers.generate
+    import workers.generation.generate
 
     most: list[int] = []
-    step = workers.generate.TextGenerator._step
+    step = workers.generation.generate.TextGenerator._step
 
-    def watched(self: workers.generate.TextGenerator) -> None:
+    def watched(self: workers.generation.generate.TextGenerator) -> None:
         most.append(len(self._waiting) + len(self._growing))
         step(self)
 
-    monkeypatch.setattr(workers.generate.TextGenerator, "_step", watched)
+    monkeypatch.setattr(workers.generation.generate.TextGenerator, "_step", watched)
     files.write_input(sample_table(5000, null_every=0))
     generate(files, task=sampled(), sharding__target_rows=5000, batch__rows=8)
     assert max(most) <= 8 * 64

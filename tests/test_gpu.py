@@ -21,7 +21,7 @@ import pytest
 from engine_models import GOLDEN, cases, expected, generate, ragged
 from rank_groups import LONG_S, Group, Rank
 
-from workers.devices import cuda_obstacle, probe_cuda
+from workers.resources.devices import cuda_obstacle, probe_cuda
 
 # As on the CPU: float32, sums in another order.
 HIDDEN_TOLERANCE = 2e-5

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ ONLY_HERE = {
     "obstore": ("sharding/storage*",),
     "pyarrow.fs": ("sharding/storage*",),
     "fsspec": ("sharding/storage*",),
-    "jinja2": ("workers/chat*.py",),
-    "llguidance": ("workers/constrain.py",),
+    "jinja2": ("workers/prompt/chat*.py",),
+    "llguidance": ("workers/generation/constrain.py",),
     "torch": (),
     "transformers": (),
     "onnxruntime": (),
@@ -63,6 +64,18 @@ def test_a_layer_imports_only_itself_and_those_below(path: Path) -> None:
     allowed = set(LAYERS[: LAYERS.index(layer) + 1])
     taken = {name.split(".")[0] for name in imported_names(path)} & OWN
     assert taken <= allowed, f"{layer} must not import {sorted(taken - allowed)}"
+
+
+@pytest.mark.parametrize("depth", [2, 3], ids=["folders", "modules"])
+def test_workers_imports_itself_in_no_circle(depth: int) -> None:
+    files = {relative(path).removesuffix(".py").replace("/", "."): path for path in (ROOT / "workers").rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        place = ".".join(module.split(".")[:depth])
+        taken = {".".join(name.split(".")[:depth]) for name in imported_names(path) if name in files}
+        graph.setdefault(place, set()).update(taken - {place})
+    assert graph["workers.pipeline"]
+    TopologicalSorter(graph).prepare()  # a CycleError names the circle
 
 
 @pytest.mark.parametrize("path", sources(), ids=relative)

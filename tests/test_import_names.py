@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,6 +59,12 @@ def test_the_distribution_brings_no_further_top_level_name() -> None:
     owners = importlib.metadata.packages_distributions()
     mine = {name for name, distributions in owners.items() if PROGRAM in distributions}
     assert {name for name in mine if not name.startswith("__editable__")} == set(NAMES)
+
+
+def test_the_distribution_brings_every_package_of_the_source_tree() -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    here = {path.parent.relative_to(ROOT).as_posix() for name in NAMES for path in (ROOT / name).rglob("*.py")}
+    assert set(setup["packages"]) == {folder.replace("/", ".") for folder in here}
 
 
 @pytest.mark.parametrize("command", ["jobs", PROGRAM])

@@ -342,7 +342,7 @@ def test_a_source_rewritten_in_place_while_it_is_read_is_drift_and_publishes_not
         if name == "read":
             path.write_bytes(content)
 
-    monkeypatch.setattr("workers.read.failpoint", rewrite)
+    monkeypatch.setattr("workers.parquet.read.failpoint", rewrite)
     with pytest.raises(DriftError, match=r"in\.parquet"):
         run(files.spec(sharding__target_rows=3000))
     assert part_digests(files.out()) == {}

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from workers.limits import CgroupLimits, available_threads, cores_in_affinity, memory_limit_bytes, read_cgroup_limits
+from workers.resources.limits import (
+    CgroupLimits,
+    available_threads,
+    cores_in_affinity,
+    memory_limit_bytes,
+    read_cgroup_limits,
+)
 
 MIB = 1 << 20
 NO_LIMIT_V1 = 9223372036854771712
@@ -137,7 +143,10 @@ def test_threads_are_the_least_of_affinity_quota_and_grant(
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity masks")
 def test_a_process_bound_to_one_core_gets_one_thread() -> None:
     core = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, {{{core}}}); from workers.limits import *; print(available_threads(8))"
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{core}}})\n"
+        "from workers.resources.limits import available_threads; print(available_threads(8))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1\n"
 

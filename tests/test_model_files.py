@@ -11,8 +11,7 @@ import pytest
 from model_folders import GOLDEN, write_model
 
 from workers.errors import ModelError
-from workers.model.files import read_model_files
-from workers.model.prompts import choose_prompt
+from workers.model.files import choose_prompt, read_model_files
 
 _NO_LIMIT = 1000000000000000019884624838656
 _ROBERTA = {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}

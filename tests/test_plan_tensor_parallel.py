@@ -21,7 +21,7 @@ from jobs.spec import load_spec
 from jobs.split import Dimensions, Load, plan_split
 from sharding.errors import CandelabraError, InfrastructureError, InputError
 from sharding.tensor_shapes import decoder_shapes
-from workers.limits import available_threads
+from workers.resources.limits import available_threads
 
 ROOT = Path(__file__).parent.parent
 QWEN_7B: dict[str, Any] = {

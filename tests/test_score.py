@@ -19,8 +19,8 @@ from jobs.preview import preview_job
 from jobs.spec import parse_spec
 from sharding.errors import InputError
 from workers.batch import TokenBatch
-from workers.engine.fake import FakeCodec
-from workers.likelihood import compute_likelihoods
+from workers.engine.likelihood import compute_likelihoods
+from workers.tokenization.fake import FakeCodec
 
 SCORE: dict[str, Any] = {"kind": "score", "text": "q", "answer": "a"}
 LABELS: dict[str, Any] = {"kind": "classify", "text": "q", "labels": [" yes", " no", " it depends"]}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sharding.errors import InputError
-from workers.template import is_text_type, parse_template
+from workers.prompt.template import is_text_type, parse_template
 
 
 def texts(template: str, **columns: pa.Array) -> list[str | None]:

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, normalizers, processors
 
 from sharding.errors import InputError
 from workers.errors import ModelError
-from workers.model.files import read_model_files
-from workers.model.prompts import choose_prompt
+from workers.model.files import choose_prompt, read_model_files
 from workers.model.resolve import resolve_model
-from workers.tokenize import TextTokenizer, TokenRows, share_room
+from workers.tokenization.rows import TokenRows
+from workers.tokenization.text_tokenizer import TextTokenizer, share_room
 
 _TEXTS = [
     "",

@@ -14,10 +14,10 @@ import pytest
 from model_folders import KINDS, write_model
 from tokenizers import Tokenizer
 
-from workers.model import encode
-from workers.model.encode import BoundedEncoder
-from workers.model.stable import find_stable_rule
-from workers.tokenize import TextTokenizer
+from workers.tokenization import encode
+from workers.tokenization.encode import BoundedEncoder
+from workers.tokenization.stable import find_stable_rule
+from workers.tokenization.text_tokenizer import TextTokenizer
 
 _PIECES = [
     *("word", "don't", "antidisestablishmentarianism", "'s", "_", "-", "...", "!!!", "()", "aB" * 30, "A" * 70),
@@ -136,7 +136,7 @@ def test_a_cell_of_50_mb_takes_no_memory_to_speak_of(tmp_path: Path) -> None:
     write_model(tmp_path)
     code = (
         "import resource, sys\n"
-        "from workers.tokenize import TextTokenizer\n"
+        "from workers.tokenization.text_tokenizer import TextTokenizer\n"
         "tokenizer = TextTokenizer(sys.argv[1], max_tokens=256, prompt='query: ')\n"
         "texts = ['word ' * 10_000_000, 'x' * 50_000_000, 'short']\n"
         "tokenizer.tokenize_pairs(['short'] * 3, ['short'] * 3)\n"

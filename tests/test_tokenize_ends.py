@@ -10,7 +10,7 @@ from model_folders import plain_bpe, qwen_bpe, write_model
 from tokenizers import Tokenizer, processors
 
 from workers.errors import ModelError
-from workers.tokenize import TextTokenizer
+from workers.tokenization.text_tokenizer import TextTokenizer
 
 END, START = 2, 0
 TEXTS = ["one", "The quick brown fox jumps over the lazy dog. " * 50, "", "x" * 300_000]

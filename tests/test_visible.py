@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from workers.devices import CudaFacts, Gpu, cuda_obstacle, hidden_devices
-from workers.visible import parse_visible
+from workers.resources.devices import CudaFacts, Gpu, cuda_obstacle, hidden_devices
+from workers.resources.visible import parse_visible
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-63feeb45-94c6-5df0-b1b3-0e8c2d5ff1e3"

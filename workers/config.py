@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from workers.template import TextTemplate, parse_template
+from workers.prompt.template import TextTemplate, parse_template
 
 TaskKind = Literal["embed", "classify", "rerank", "generate", "score"]
 DeviceKind = Literal["cpu", "cuda"]
@@ -24,7 +24,7 @@ class Sampling:
         top_k: Candidates, or None for all.
         beams: 1: no beam search.
         n: Completions of each row.
-        seed: See `workers.generate.row_seed`.
+        seed: See `workers.generation.generate.row_seed`.
         stop: Strings that end a text and are not part of it.
         stop_ids: Tokens that do.
     """

@@ -16,7 +16,7 @@ from workers.batch import TokenBatch, batch_tokens, row_lengths
 from workers.config import WorkerConfig
 from workers.engine.base import BatchOutput, Engine
 from workers.results import fact_arrays, result_arrays
-from workers.texts import RepeatedTexts, TextWindow, UniqueResult
+from workers.tokenization.window import RepeatedTexts, TextWindow, UniqueResult
 
 NOT_FINITE = "the model gave a result that is not finite, or zero"
 

@@ -23,16 +23,16 @@ from workers.config import Assignment, ShardResult, WorkerConfig
 from workers.engine.base import Engine
 from workers.flow import Ahead, Behind
 from workers.forward import RowResults, compute_window
+from workers.parquet.read import MOST_BATCH_ROWS, RowBatch, read_rows
+from workers.parquet.repair import read_kept
+from workers.parquet.write import PartWriter
 from workers.progress import Progress
-from workers.prompts import PromptTokenizer
-from workers.read import MOST_BATCH_ROWS, RowBatch, read_rows
-from workers.repair import read_kept
-from workers.template import TextTemplate
-from workers.texts import RepeatedTexts, TextWindow, Tokenizer, tokenize_window
-from workers.write import PartWriter
+from workers.prompt.template import TextTemplate
+from workers.tokenization.prompt_tokenizer import PromptTokenizer
+from workers.tokenization.window import RepeatedTexts, TextWindow, Tokenizer, tokenize_window
 
 if TYPE_CHECKING:
-    from workers.constrain import SchemaConstraint
+    from workers.generation.constrain import SchemaConstraint
 
 _log = logging.getLogger(__name__)
 _RESULT_BYTES = 32 << 20
@@ -114,7 +114,7 @@ def _results(assignment: Assignment, config: WorkerConfig, tools: ShardTools) ->
 def _texts(
     windows: Iterable[TextWindow], assignment: Assignment, config: WorkerConfig, tools: ShardTools
 ) -> Iterator[RowResults]:
-    from workers.generate import TextGenerator
+    from workers.generation.generate import TextGenerator
 
     assert isinstance(tools.tokenizer, PromptTokenizer), "the tokenizer of a decoder task"
     generator = TextGenerator(

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 from sharding.errors import DriftError, InputError
 from sharding.storage import open_storage
 from workers.config import Assignment, RankConfig, ShardResult, TaskConfig, WorkerConfig
-from workers.engine.fake import FakeCodec, FakeTokenizer, fake_folder, is_fake
+from workers.engine.fake import fake_folder, is_fake
 from workers.engine.load import load_engine
 from workers.pipeline import ShardTools, run_shard
 from workers.progress import Progress
-from workers.texts import Tokenizer
+from workers.tokenization.fake import FakeCodec, FakeTokenizer
+from workers.tokenization.window import Tokenizer
 
 if TYPE_CHECKING:
-    from workers.constrain import SchemaConstraint
+    from workers.generation.constrain import SchemaConstraint
     from workers.model.decoder import DecoderFiles
-    from workers.prompts import PromptTokenizer
+    from workers.tokenization.prompt_tokenizer import PromptTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def load_tokenizer(source: str, path: Path, task: TaskConfig) -> Tokenizer:
         return load_prompt_tokenizer(source, path, task)
     if is_fake(source):
         return FakeTokenizer(max_tokens=task.max_tokens, prompt=task.prompt)
-    from workers.tokenize import TextTokenizer
+    from workers.tokenization.text_tokenizer import TextTokenizer
 
     return TextTokenizer(
         path,
@@ -95,8 +96,8 @@ def load_prompt_tokenizer(source: str, path: Path, task: TaskConfig) -> PromptTo
         ModelError: The folder holds none that can be read.
         InputError: The task wants a chat and the model has no template for it.
     """
-    from workers.codec import FileCodec
-    from workers.prompts import PromptTokenizer, make_chat_template
+    from workers.tokenization.codec import FileCodec
+    from workers.tokenization.prompt_tokenizer import PromptTokenizer, make_chat_template
 
     assert task.decoder is not None, "a decoder task"
     files = load_decoder_files(source, path)
@@ -124,11 +125,11 @@ def load_constraint(source: str, path: Path, task: TaskConfig, vocab_size: int) 
     """The schema that a task's texts fit, compiled for the model; None without one.
 
     Raises:
-        InputError: It cannot be used; see `workers.constrain.SchemaConstraint`.
+        InputError: It cannot be used; see `workers.generation.constrain.SchemaConstraint`.
     """
     if task.decoder is None or task.decoder.json_schema is None or task.decoder.sampling is None:
         return None
-    from workers.constrain import SchemaConstraint
+    from workers.generation.constrain import SchemaConstraint
 
     files = load_decoder_files(source, path)
     if files is None:

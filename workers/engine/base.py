@@ -61,7 +61,7 @@ class BatchOutput:
 
 
 class Constraint(Protocol):
-    """Restricts the next token of one text; see `workers.constrain.TextConstraint`."""
+    """Restricts the next token of one text; see `workers.generation.constrain.TextConstraint`."""
 
     def mask(self, new_ids: Sequence[int]) -> bytes | None:
         """One bit per token that may come next after `new_ids`; None ends the text."""
@@ -144,7 +144,7 @@ class Engine(Protocol):
 
         Args:
             batch: Ragged token ids, at least one row, no row empty. For score and labels with `type_ids` as
-                `workers.prompts.PromptTokenizer` gives them.
+                `workers.tokenization.prompt_tokenizer.PromptTokenizer` gives them.
 
         Raises:
             RecordRow: The batch holds a row that the model cannot take (an id outside its vocabulary, say).

@@ -15,8 +15,8 @@ from sharding.errors import CandelabraError, InfrastructureError, InputError, Re
 from workers.batch import TokenBatch
 from workers.config import RankConfig, Sampling, TaskConfig, TaskKind
 from workers.engine.base import BatchOutput, Constraint, EngineInfo, Event, Generator
+from workers.engine.likelihood import compute_likelihoods
 from workers.errors import GroupLostError, ModelError
-from workers.likelihood import compute_likelihoods
 
 
 def inspect_candle(path: Path, kind: TaskKind, pooling: str, *, by_likelihood: bool = False) -> EngineInfo:

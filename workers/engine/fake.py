@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import zlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,7 @@ from workers.batch import TokenBatch, row_lengths
 from workers.config import TaskConfig
 from workers.engine.base import BatchOutput, EngineInfo
 from workers.engine.fake_generator import FakeGenerator
-from workers.likelihood import compute_likelihoods
-from workers.model.encode import TextTokens
-from workers.tokenize import TokenRows
+from workers.engine.likelihood import compute_likelihoods
 
 _PREFIX = "fake:"
 _VOCAB_SIZE = 1 << 20
@@ -45,7 +42,8 @@ def fake_folder(source: str) -> Path | None:
     return Path(folder) if folder else None
 
 
-def _word_id(word: str) -> int:
+def word_id(word: str) -> int:
+    """The token of a word, where a fake model has no tokenizer of its own."""
     return zlib.crc32(word.encode()) % _VOCAB_SIZE
 
 
@@ -55,7 +53,7 @@ _MISBEHAVING = ("nan", "crash", "oom")
 def _ids_of_words(source: str) -> list[int]:
     folder = fake_folder(source)
     if folder is None:
-        return [_word_id(word) for word in _MISBEHAVING]
+        return [word_id(word) for word in _MISBEHAVING]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return [-1 if (found := tokenizer.token_to_id(word)) is None else found for word in _MISBEHAVING]
 
@@ -65,71 +63,6 @@ def _vocab_size(source: str) -> int:
     if folder is None:
         return _VOCAB_SIZE
     return max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True).values()) + 1
-
-
-class FakeTokenizer:
-    """Splits on white space; one id per word, one closing id."""
-
-    prompt_tokens = 0
-
-    def __init__(self, *, max_tokens: int, prompt: str) -> None:
-        self._max_tokens = max_tokens
-        self._prompt = prompt
-
-    def tokenize_columns(self, columns: Sequence[Sequence[str | None]]) -> TokenRows:
-        """See `workers.texts.Tokenizer.tokenize_columns`."""
-        return self.tokenize(columns[0]) if len(columns) == 1 else self.tokenize_pairs(columns[0], columns[1])
-
-    def tokenize(self, texts: Sequence[str | None]) -> TokenRows:
-        """Token rows of texts; see `workers.tokenize.TextTokenizer.tokenize`."""
-        return self._rows([text if text is None else self._prompt + text for text in texts])
-
-    def tokenize_pairs(self, queries: Sequence[str | None], texts: Sequence[str | None]) -> TokenRows:
-        """Token rows of pairs; see `workers.tokenize.TextTokenizer.tokenize_pairs`."""
-        pairs = zip(queries, texts, strict=True)
-        return self._rows([None if q is None or t is None else f"{q} | {t}" for q, t in pairs])
-
-    def _rows(self, texts: Sequence[str | None]) -> TokenRows:
-        ids: list[int] = []
-        offsets, truncated, errors = [0], [], {}
-        for row, text in enumerate(texts):
-            words = [] if text is None else text.split()
-            if text is None:
-                errors[row] = "null text"
-            else:
-                ids += [_word_id(word) for word in words[: self._max_tokens - 1]] + [1]
-            truncated.append(len(words) > self._max_tokens - 1)
-            offsets.append(len(ids))
-        return TokenRows(
-            ids=np.array(ids, np.uint32),
-            offsets=np.array(offsets, np.uint32),
-            truncated=np.array(truncated, np.bool_),
-            errors=errors,
-            type_ids=None,
-        )
-
-
-class FakeCodec:
-    """See `workers.codec.TextCodec`: one id per word, and a word for every id. Id 1 ends a text."""
-
-    start_ids: tuple[int, ...] = ()
-    hard_chars = 1 << 20
-
-    def encode(self, texts: Sequence[str], room: int) -> list[TextTokens]:
-        """See `workers.codec.TextCodec.encode`."""
-        return [TextTokens([_word_id(word) for word in text.split()], cut=False, complete=True) for text in texts]
-
-    def cut(self, ids: list[int], length: int) -> list[int]:
-        """See `workers.codec.TextCodec.cut`."""
-        return ids[:length]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """See `workers.codec.TextCodec.decode`."""
-        return " ".join(f"w{token}" for token in ids if token != END_ID)
-
-    def is_special(self, token: int) -> bool:
-        """See `workers.codec.TextCodec.is_special`."""
-        return token == END_ID
 
 
 class FakeEngine:

@@ -12,7 +12,7 @@ from sharding.errors import DriftError, RetryShard
 from sharding.failpoints import failpoint
 from sharding.storage import Entry, Storage, open_storage, split_uri
 from workers.config import AssignedPiece
-from workers.tables import join_tables
+from workers.parquet.tables import join_tables
 
 MOST_BATCH_ROWS = 512
 """Few enough that the engine waits for the first batch of a shard only a moment, and that memory stays small."""

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from workers.read import RowBatch
-from workers.template import TextTemplate, invalid_rows
-from workers.tokenize import TokenRows
+from workers.parquet.read import RowBatch
+from workers.prompt.template import TextTemplate, invalid_rows
+from workers.tokenization.rows import TokenRows
 
 if TYPE_CHECKING:
-    from workers.repair import KeptResults
+    from workers.parquet.repair import KeptResults
 
 _REPEATED_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 
 
 class Tokenizer(Protocol):
-    """What the pipeline asks of a tokenizer; see `workers.tokenize.TextTokenizer`."""
+    """What the pipeline asks of a tokenizer; see `workers.tokenization.text_tokenizer.TextTokenizer`."""
 
     prompt_tokens: int
 

@@ -1,4 +1,4 @@
-"""Where a tokenizer puts its special tokens around one text or two. Cuts nothing; `workers.tokenize` lays rows out."""
+"""Where a tokenizer puts its special tokens around one text or two. Cuts nothing; `text_tokenizer` lays rows out."""
 
 from __future__ import annotations
 

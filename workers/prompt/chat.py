@@ -2,8 +2,8 @@
 
 The environment is the one that transformers gives its templates: trimmed blocks, loop controls, `raise_exception`,
 `strftime_now`, `tojson` without HTML escapes, and the tokenizer's special tokens by name. A template is a stranger's
-program: what it may use up is counted (see `workers.chat_bounds`), and what it raises, runs into, or asks for beyond
-the sandbox is an error of that row alone.
+program: what it may use up is counted (see `workers.prompt.chat_bounds`), and what it raises, runs into, or asks for
+beyond the sandbox is an error of that row alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sharding.errors import RecordRow
-from workers.chat_bounds import (
+from workers.errors import ModelError
+from workers.prompt.chat_bounds import (
     MOST_SIZE,
     CountedSteps,
     TooMuch,
@@ -34,7 +35,6 @@ from workers.chat_bounds import (
     too_much,
     weigh,
 )
-from workers.errors import ModelError
 
 _WIDE_FILTERS = ("center", "indent", "join")
 _UNKNOWN_GLOBALS = ("lipsum", "cycler", "joiner")

@@ -3,55 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sharding.errors import InputError
 from sharding.words import counted
 from workers.config import LimitName
-from workers.model.encode import BoundedEncoder, TextTokens
 from workers.model.files import read_model_files
-from workers.model.special import SpecialLayout, read_special_layout
 from workers.model.tokenizer import load_tokenizer
-from workers.overlong import too_long
+from workers.tokenization.encode import BoundedEncoder, TextTokens, too_long
+from workers.tokenization.rows import NO_TOKENS, NULL_TEXT, RowBuilder, TokenRows
+from workers.tokenization.special import SpecialLayout, read_special_layout
 
-NULL_TEXT = "null text"
-NO_TOKENS = "the text gives no token"
 _BATCH_TEXTS = 1024
-_MOST_TOKENS = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRows:
-    """Token ids of many rows, one after the other.
-
-    Attributes:
-        ids: uint32 (tokens,).
-        offsets: uint32 (rows + 1,): row `i` has `ids[offsets[i]:offsets[i + 1]]`; a bad row has none.
-        truncated: bool (rows,): something of the text was cut off.
-        errors: Why a row is bad, by row; what differs from row to row follows `": "`.
-        type_ids: uint32 (tokens,), or None where all of them are 0 (single texts of nearly every model).
-        counts: int64 (rows,): tokens to tell of each row, where these are not simply all of its tokens.
-    """
-
-    ids: NDArray[np.uint32]
-    offsets: NDArray[np.uint32]
-    truncated: NDArray[np.bool_]
-    errors: dict[int, str]
-    type_ids: NDArray[np.uint32] | None
-    counts: NDArray[np.int64] | None = None
 
 
 class TextTokenizer:
     """The tokenizer of one model folder, with a limit, a prompt and a rule for longer texts.
 
     Truncation and padding that tokenizer.json bakes in are switched off. Special tokens written out in a text become
-    those tokens, as in the reference implementations. Texts are cut by `workers.model.encode` before they are
+    those tokens, as in the reference implementations. Texts are cut by `workers.tokenization.encode` before they are
     tokenised, which never changes ids; only a text beyond its hard bound is cut there, and counts as truncated.
 
     Args:
@@ -107,16 +78,16 @@ class TextTokenizer:
         Args:
             texts: A null is a row error.
         """
-        rows = _RowBuilder(len(texts), with_types=self._single.has_types)
+        rows = RowBuilder(with_types=self._single.has_types)
         room = self.max_tokens - self._single.count
         for start in range(0, len(texts), _BATCH_TEXTS):
             batch = texts[start : start + _BATCH_TEXTS]
             encoded = iter(self._encoder.encode([text for text in batch if text is not None], room, self._prompt))
-            for row, text in enumerate(batch, start):
+            for text in batch:
                 if text is None:
-                    rows.add_error(row, NULL_TEXT)
+                    rows.add_error(NULL_TEXT)
                 else:
-                    self._add(rows, row, next(encoded))
+                    self._add(rows, next(encoded))
         return rows.build()
 
     def tokenize_pairs(self, queries: Sequence[str | None], texts: Sequence[str | None]) -> TokenRows:
@@ -133,36 +104,35 @@ class TextTokenizer:
             Rows with `type_ids`.
         """
         layout = self._pair_layout()
-        rows = _RowBuilder(len(texts), with_types=True)
+        rows = RowBuilder(with_types=True)
         room = self.max_tokens - min(layout.count, self._single.count)
         for start in range(0, len(texts), _BATCH_TEXTS):
             pairs = list(zip(queries[start : start + _BATCH_TEXTS], texts[start : start + _BATCH_TEXTS], strict=True))
             whole = [(query, text) for query, text in pairs if query is not None and text is not None]
             first = iter(self._encoder.encode([query for query, _ in whole], room, self._prompt))
             second = iter(self._encoder.encode([text for _, text in whole], room))
-            for row, (query, text) in enumerate(pairs, start):
+            for query, text in pairs:
                 if query is None or text is None:
-                    rows.add_error(row, NULL_TEXT)
+                    rows.add_error(NULL_TEXT)
                     continue
                 encoded = next(first), next(second)
                 if text:
-                    self._add_pair(rows, row, encoded, (self._prompt + query, text), layout)
+                    self._add_pair(rows, encoded, (self._prompt + query, text), layout)
                 else:
-                    self._add(rows, row, encoded[0])
+                    self._add(rows, encoded[0])
         return rows.build()
 
-    def _add(self, rows: _RowBuilder, row: int, text: TextTokens) -> None:
+    def _add(self, rows: RowBuilder, text: TextTokens) -> None:
         room = self.max_tokens - self._single.count
         truncated = text.cut or len(text.ids) > room
         if truncated and self._truncate == "error":
-            rows.add_error(row, self._too_long([text], self._single.count), truncated=True)
+            rows.add_error(self._too_long([text], self._single.count), truncated=True)
         else:
-            rows.add(row, truncated, self._single, self._cut(text.ids, room))
+            _lay_out(rows, truncated, self._single, self._cut(text.ids, room))
 
     def _add_pair(
         self,
-        rows: _RowBuilder,
-        row: int,
+        rows: RowBuilder,
         pair: tuple[TextTokens, TextTokens],
         texts: tuple[str, str],
         layout: SpecialLayout,
@@ -171,13 +141,13 @@ class TextTokenizer:
         first, second = pair
         truncated = first.cut or second.cut or len(first.ids) + len(second.ids) > room
         if truncated and self._truncate == "error":
-            rows.add_error(row, self._too_long(pair, layout.count), truncated=True)
+            rows.add_error(self._too_long(pair, layout.count), truncated=True)
             return
         if room % 2 and min(len(first.ids), len(second.ids)) > room:
             # The odd token goes to the longer text: only here both lengths matter beyond the room.
             first, second = map(self._encoder.encode_whole, texts)
         lengths = share_room(len(first.ids), len(second.ids), room)
-        rows.add(row, truncated, layout, self._cut(first.ids, lengths[0]), self._cut(second.ids, lengths[1]))
+        _lay_out(rows, truncated, layout, self._cut(first.ids, lengths[0]), self._cut(second.ids, lengths[1]))
 
     def _too_long(self, texts: Sequence[TextTokens], special_tokens: int) -> str:
         return too_long(texts, self.max_tokens, self._limit_name, more=special_tokens)
@@ -207,6 +177,14 @@ class TextTokenizer:
         return self._pair
 
 
+def _lay_out(rows: RowBuilder, truncated: bool, layout: SpecialLayout, *texts: list[int]) -> None:
+    """Add one row with its special tokens; one without any token is an error."""
+    if ids := layout.ids(*texts):
+        rows.add(ids, layout.types(*map(len, texts)) if rows.with_types else (), truncated=truncated)
+    else:
+        rows.add_error(NO_TOKENS, truncated=truncated)
+
+
 def share_room(first: int, second: int, room: int) -> tuple[int, int]:
     """Tokens that each text of a pair keeps, as the tokenizers library's `longest_first` has it.
 
@@ -224,46 +202,3 @@ def share_room(first: int, second: int, room: int) -> tuple[int, int]:
     if shorter > longer:
         shorter, longer = room // 2, room - room // 2
     return (longer, shorter) if first > second else (shorter, longer)
-
-
-class _RowBuilder:
-    """Gathers rows in order."""
-
-    def __init__(self, rows: int, *, with_types: bool) -> None:
-        self._ids: list[list[int]] = []
-        self._types: list[list[int]] | None = [] if with_types else None
-        self._truncated = np.zeros(rows, np.bool_)
-        self._errors: dict[int, str] = {}
-
-    def add(self, row: int, truncated: bool, layout: SpecialLayout, *texts: list[int]) -> None:
-        """Lay out one row; one without any token is an error."""
-        ids = layout.ids(*texts)
-        if not ids:
-            self.add_error(row, NO_TOKENS, truncated=truncated)
-            return
-        self._ids.append(ids)
-        if self._types is not None:
-            self._types.append(layout.types(*map(len, texts)))
-        self._truncated[row] = truncated
-
-    def add_error(self, row: int, error: str, *, truncated: bool = False) -> None:
-        """Give one row an error and no token."""
-        self._errors[row] = error
-        self._truncated[row] = truncated
-        self._ids.append([])
-        if self._types is not None:
-            self._types.append([])
-
-    def build(self) -> TokenRows:
-        """Everything gathered, as arrays."""
-        lengths = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
-        total = int(lengths.sum())
-        if total > _MOST_TOKENS:
-            raise InputError(f"too many tokens for one call: `{total}`")
-        offsets = np.zeros(len(self._ids) + 1, np.uint32)
-        np.cumsum(lengths, out=offsets[1:])
-        types = None
-        if self._types is not None:
-            types = np.fromiter(chain.from_iterable(self._types), np.uint32, total)
-        ids = np.fromiter(chain.from_iterable(self._ids), np.uint32, total)
-        return TokenRows(ids, offsets, self._truncated, self._errors, types)

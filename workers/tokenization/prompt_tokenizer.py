@@ -12,19 +12,16 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import chain
 
 from sharding.errors import InputError, RecordRow
 from sharding.words import counted
-from workers.chat import ChatTemplate
-from workers.codec import TextCodec
 from workers.config import DecoderConfig, TaskConfig
 from workers.model.decoder import DecoderFiles
-from workers.model.encode import TextTokens
-from workers.overlong import TOO_LONG, too_long
-from workers.tokenize import NO_TOKENS, NULL_TEXT, TokenRows
+from workers.prompt.chat import ChatTemplate
+from workers.tokenization.codec import TextCodec
+from workers.tokenization.encode import TOO_LONG, TextTokens, too_long
+from workers.tokenization.rows import NO_TOKENS, NULL_TEXT, RowBuilder, TokenRows
 
 NO_ANSWER = "the answer gives no token"
 NOTHING_TO_SCORE = "the answer's only token has none before it, so the model says nothing of it"
@@ -47,37 +44,8 @@ def make_chat_template(files: DecoderFiles, decoder: DecoderConfig) -> ChatTempl
     return ChatTemplate(files.chat_template, tokens=files.special_tokens, arguments=arguments, date=date)
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Token rows in the making."""
-
-    ids: list[list[int]] = field(default_factory=list)
-    types: list[list[int]] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-
-    def add(self, ids: list[int], types: list[int], count: int, truncated: bool) -> None:
-        self.ids.append(ids)
-        self.types.append(types)
-        self.counts.append(count)
-        self.truncated.append(truncated)
-
-    def add_error(self, error: str, *, truncated: bool = False) -> None:
-        self.errors[len(self.ids)] = error
-        self.add([], [], 0, truncated)
-
-    def build(self, *, with_types: bool) -> TokenRows:
-        offsets = np.zeros(len(self.ids) + 1, np.uint32)
-        np.cumsum([len(ids) for ids in self.ids], out=offsets[1:])
-        flat = np.array([token for ids in self.ids for token in ids], np.uint32)
-        types = np.array([kind for kinds in self.types for kind in kinds], np.uint32) if with_types else None
-        truncated = np.array(self.truncated, np.bool_)
-        return TokenRows(flat, offsets, truncated, self.errors, types, np.array(self.counts, np.int64))
-
-
 class PromptTokenizer:
-    """Makes token rows of a decoder task; see `workers.texts.Tokenizer`.
+    """Makes token rows of a decoder task; see `workers.tokenization.window.Tokenizer`.
 
     generate gives prompts. score and classify by labels also give `type_ids`: 0 for what is only read, 1 + label for
     the tokens whose likelihood counts; several sequences of one row (one per label) follow each other, and each begins
@@ -120,7 +88,7 @@ class PromptTokenizer:
     def tokenize_columns(self, columns: Sequence[Sequence[str | None]]) -> TokenRows:
         """Token rows; one column for each message or the plain text, and the answer's last."""
         scored = self._decoder.answer is not None
-        rows = _Rows()
+        rows = RowBuilder(with_types=scored or bool(self._labels), with_counts=True)
         answers = columns[-1] if scored else None
         prompts = list(zip(*(columns[:-1] if scored else columns), strict=True))
         tails, cut = self._tails(answers, len(prompts))
@@ -135,7 +103,7 @@ class PromptTokenizer:
             else:
                 ids, truncated = found
                 self._add(rows, self._start + ids, tail, truncated or number in cut)
-        return rows.build(with_types=scored or bool(self._labels))
+        return rows.build()
 
     def _tails(
         self, answers: Sequence[str | None] | None, rows: int
@@ -231,14 +199,15 @@ class PromptTokenizer:
         limit = self._task.max_tokens_by
         return too_long([found], max(room, 0) + start, limit, subject=subject, beside=beside + more, more=start)
 
-    def _add(self, rows: _Rows, head: list[int], tails: list[list[int]], truncated: bool) -> None:
+    def _add(self, rows: RowBuilder, head: list[int], tails: list[list[int]], truncated: bool) -> None:
         if self._decoder.answer is None:
             if not head:
                 rows.add_error(NO_TOKENS, truncated=truncated)
                 return
             pieces = [head + tail for tail in tails] or [head]
             kinds = [[0] * len(head) + [1 + index] * len(tail) for index, tail in enumerate(tails)] or [[0] * len(head)]
-            rows.add([i for piece in pieces for i in piece], [k for kind in kinds for k in kind], len(head), truncated)
+            flat, types = list(chain.from_iterable(pieces)), list(chain.from_iterable(kinds))
+            rows.add(flat, types, truncated=truncated, count=len(head))
             return
         whole = head + tails[0]
         read = max(len(head), 1)  # the first token of all has nothing before it: it is read, and does not count
@@ -247,7 +216,7 @@ class PromptTokenizer:
         elif read >= len(whole):
             rows.add_error(NOTHING_TO_SCORE)
         else:
-            rows.add(whole, [0] * read + [1] * (len(whole) - read), len(whole), truncated)
+            rows.add(whole, [0] * read + [1] * (len(whole) - read), truncated=truncated, count=len(whole))
 
 
 def _largest(most: int, attempt: Callable[[int], list[int] | None]) -> list[int] | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.visible import parse_visible
+from workers.resources.visible import parse_visible
 
 _LIBRARY = "libcuda.so.1"
 _RESULTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workers.codec import TextCodec
+from workers.tokenization.codec import TextCodec
 
 REPLACEMENT = "\ufffd"
 _MOST_CHARACTER_BYTES = 4

@@ -1,4 +1,4 @@
-"""One text in the making, and finished texts as result columns. Chooses no token; `workers.generate` moves rows."""
+"""One text in the making, and finished texts as result columns. Chooses no token; `generate` moves rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from workers.codec import TextCodec
-from workers.detokenize import TextStream
 from workers.engine.base import Event
 from workers.forward import NOT_FINITE
+from workers.generation.detokenize import TextStream
 from workers.results import completion_fields
+from workers.tokenization.codec import TextCodec
 
 CONSTRAINT_FAILED = "the JSON schema cannot be followed"
 FINISH_ERROR = "error"

@@ -15,8 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from sharding.errors import InputError, RecordRow
-from workers.completions import CONSTRAINT_FAILED
-from workers.satisfiable import is_satisfiable
+from workers.generation.completions import CONSTRAINT_FAILED
+from workers.generation.satisfiable import is_satisfiable
 
 _OPTIONS: llguidance._lib.JsonCompileOptions = {"whitespace_pattern": "[ \\n\\t]{1,16}"}
 _MOST_MULTIPLE = 1_000_000

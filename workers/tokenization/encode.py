@@ -10,13 +10,15 @@ from typing import Literal
 
 from tokenizers import Encoding, Tokenizer
 
+from workers.config import LimitName
 from workers.model.jsonfile import read_object
-from workers.model.stable import find_stable_rule
+from workers.tokenization.stable import find_stable_rule
 
 HARD_BOUND_CHARS = 65_536
 HARD_BOUND_CHARS_PER_TOKEN = 64
 """No more characters of a text than the higher of these bounds are ever tokenised; no sane text needs so many."""
 
+TOO_LONG = "more tokens than"
 _FIRST_CHARS = 512
 _FIRST_CHARS_PER_TOKEN = 4
 _GROWTH = 4
@@ -39,12 +41,30 @@ class TextTokens:
     complete: bool
 
 
+def too_long(
+    texts: Sequence[TextTokens], allowed: int, limit: LimitName, *, subject: str = "", beside: str = "", more: int = 0
+) -> str:
+    """What a row's error says of a text with too many tokens: which limit, how many there are, how many may be.
+
+    Args:
+        texts: Tokens of the text, or of its parts.
+        allowed: How many it may have.
+        limit: Who says so.
+        subject: What is too long, where a row has several texts: `the answer has `.
+        beside: What takes its share of the limit: ` beside the answer`.
+        more: Tokens that count beside those of the texts.
+    """
+    whole = all(text.complete for text in texts)
+    count = f"{sum(len(text.ids) for text in texts) + more}" if whole else f"more than {allowed}"
+    return f"{subject}{TOO_LONG} {limit} allows{beside}: `{count} of {allowed}`"
+
+
 class BoundedEncoder:
     """Tokenises texts in batches, on as many threads as the tokenizers library uses.
 
     A long text is cut, tokenised, and taken when more tokens than its row has room for are certain not to depend on
     what was cut off; otherwise four times as much of it is tried, up to the whole text or the hard bound. See
-    `workers.model.stable` for what is certain. Time and memory for one text are bounded, whatever its length.
+    `workers.tokenization.stable` for what is certain. Time and memory for one text are bounded, whatever its length.
 
     Args:
         tokenizer: Without truncation and padding.

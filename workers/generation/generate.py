@@ -20,15 +20,15 @@ import pyarrow as pa
 
 from sharding.errors import RecordRow
 from sharding.failpoints import failpoint
-from workers.codec import TextCodec
-from workers.completions import Completion, Growing, completion_arrays, failed, row_error
 from workers.config import AssignedPiece, WorkerConfig
-from workers.constrain import SchemaConstraint
 from workers.engine.base import Engine, Event, Generator
 from workers.forward import RowResults, count_errors
+from workers.generation.completions import Completion, Growing, completion_arrays, failed, row_error
+from workers.generation.constrain import SchemaConstraint
 from workers.progress import Progress
 from workers.results import fact_arrays
-from workers.texts import TextWindow
+from workers.tokenization.codec import TextCodec
+from workers.tokenization.window import TextWindow
 
 _OPEN_WINDOWS = 8
 _KNOWN_BYTES = 64 << 20

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from workers.model.decoder import DecoderFiles
-from workers.model.encode import BoundedEncoder, TextTokens
-from workers.model.special import read_special_layout
+from workers.tokenization.encode import BoundedEncoder, TextTokens
+from workers.tokenization.special import read_special_layout
 
 
 class TextCodec(Protocol):

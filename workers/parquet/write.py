@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from sharding.errors import CandelabraError
 from sharding.storage import translate_os_error
-from workers.tables import join_tables
+from workers.parquet.tables import join_tables
 
 _ROW_GROUP_BYTES = 64 << 20
 _COMPRESSION_LEVEL = 3

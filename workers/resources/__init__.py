@@ -1,0 +1,1 @@
+"""What this machine gives a process: GPUs, CPU threads, memory. Asked before a replica starts; reserves nothing."""
