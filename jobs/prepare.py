@@ -40,7 +40,12 @@ _MAIN_COLUMNS = {"embed": "embedding", "classify": "label", "rerank": "score", "
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job that could start: nothing about it is left to decide."""
+    """A job that could start: nothing about it is left to decide.
+
+    Attributes:
+        plan: As it would be made now.
+        on_disk: The plan that the output holds already, or None.
+    """
 
     spec: JobSpec
     output: Storage
@@ -49,6 +54,7 @@ class PreparedJob:
     info: EngineInfo
     plan: ShardPlan
     worker_config: WorkerConfig
+    on_disk: ShardPlan | None
 
 
 def prepare_job(spec: JobSpec) -> PreparedJob:
@@ -69,10 +75,10 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling, by_likelihood=likelihood)
     check_tensor_parallel(spec, model.path)
     task, notes = _decide_task(spec, model, info)
+    on_disk = read_plan(output)
     if likelihood:
         from jobs.prepare_decoder import check_decoder, decide_decoder
 
-        on_disk = read_plan(output)
         decoder, said = decide_decoder(spec, model, info, on_disk.identity if on_disk else {})
         task = replace(task, decoder=decoder, width=len(decoder.labels) or info.width)
         notes += said + check_decoder(model, task, info)
@@ -107,7 +113,7 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
         generate_rows=_decide_rows(batch.rows, task),
         cache_bytes=None if batch.cache_bytes == "auto" else batch.cache_bytes,
     )
-    return PreparedJob(spec, output, listing, model, info, plan, worker_config)
+    return PreparedJob(spec, output, listing, model, info, plan, worker_config, on_disk)
 
 
 def _open_output(spec: JobSpec) -> Storage:

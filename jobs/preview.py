@@ -20,7 +20,6 @@ from jobs.sample import RowSample, check_sample, sample_rows
 from jobs.spec import JobSpec
 from jobs.split import Dimensions, Load, SplitPlan, describe_replicas, place_here, plan_split, rank_bytes
 from sharding.errors import RecordRow
-from sharding.plan_file import read_plan
 from workers.batch import batch_tokens, row_lengths
 from workers.config import WorkerConfig
 from workers.engine.base import Engine
@@ -93,7 +92,7 @@ def preview_job(spec: JobSpec) -> JobPreview:
         replicas = describe_replicas(spec, place_here(spec, config.model.device, least))
         split = plan_split(Dimensions.of_model(prepared.model.path, info), Load.of_job(config), ranks)
     sample = sample_rows(prepared)
-    on_disk = read_plan(prepared.output) is not None
+    on_disk = prepared.on_disk is not None
     if not on_disk:
         check_sample(prepared, sample)
     lengths = sample.lengths

@@ -228,8 +228,6 @@ def test_a_job_that_waits_for_a_place_can_be_interrupted(files: JobFiles, cluste
     address = ray.get_runtime_context().gcs_address
     spec = str(files.spec_file(backend="ray", ray__address=address, workers__cpus=1, workers__replicas=1))
     driver = files.start("submit", spec, "--json")
-    plan = files.out() / "_candelabra" / "plan.json"
-    wait_until(lambda: driver.poll() is not None or plan.exists())
     wait_until(lambda: driver.poll() is not None or pending_actors())
     driver.send_signal(signal.SIGINT)
     stdout, stderr = driver.communicate(timeout=60)
