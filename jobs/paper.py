@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.prepare import BUDGET_TOKENS, GENERATE_ROWS, STEP_TOKENS
 from jobs.spec import JobSpec
-from jobs.split import Dimensions, Load, SplitPlan, check_backend, describe_replicas, place_here, plan_split
+from jobs.split import Dimensions, Load, SplitPlan, check_ranks, describe_replicas, place_here, plan_split
 from sharding.errors import InfrastructureError
 from sharding.tensor import check_world
 from sharding.tensor_shapes import DecoderShapes, decoder_shapes
@@ -60,7 +60,7 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     hazards = ["the weights are not here: nothing but sizes was looked at"]
     _check_index(found, set(map(str, named)), folder / WEIGHTS_INDEX)
     hazards += _size_hazards(found, config, index)
-    check_backend(spec)
+    check_ranks(spec)
     check_world(found.sizes, ranks)
     split = plan_split(Dimensions.of_shapes(found), _load(spec, found), ranks)
     try:

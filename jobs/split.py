@@ -177,26 +177,28 @@ def check_tensor_parallel(spec: JobSpec, path: Path) -> None:
     ranks = spec.model.tensor_parallel
     if ranks == 1:
         return
-    check_backend(spec)
-    if is_fake(spec.model.source):
-        raise InputError(f"model.tensor_parallel above 1 needs a model of a real kind: `{spec.model.source}`")
+    check_ranks(spec)
     from workers.engine.candle import check_split
 
     check_split(path, ranks)
 
 
-def check_backend(spec: JobSpec) -> None:
-    """Check that a job's backend can run its ranks.
+def check_ranks(spec: JobSpec) -> None:
+    """Check what the spec alone says of a job's ranks.
 
     Raises:
-        InputError: It runs one process.
+        InputError: Its backend runs one process, or its model is one that tests make up.
     """
-    if spec.backend == "local" and spec.model.tensor_parallel > 1:
+    ranks = spec.model.tensor_parallel
+    if ranks == 1:
+        return
+    if spec.backend == "local":
         raise InputError(
-            "model.tensor_parallel above 1 needs `backend: ray`, which runs a process for each rank: "
-            f"`{spec.model.tensor_parallel}`",
+            f"model.tensor_parallel above 1 needs `backend: ray`, which runs a process for each rank: `{ranks}`",
             hint="leave backend out, or set model.tensor_parallel to 1",
         )
+    if is_fake(spec.model.source):
+        raise InputError(f"model.tensor_parallel above 1 needs a model of a real kind: `{spec.model.source}`")
 
 
 def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig) -> int:

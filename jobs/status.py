@@ -82,6 +82,11 @@ def job_status(output: str) -> JobStatus:
     )
 
 
+def has_plan(output: str) -> bool:
+    """Whether the output holds a job already."""
+    return open_storage(output).exists(layout.PLAN)
+
+
 def job_report(output: str) -> JobReport:
     """What became of the job of an output, by its receipts and its seal: what is not sealed is not complete."""
     storage = open_storage(output)

@@ -208,6 +208,31 @@ def test_jobs_that_cannot_be_split_are_refused_before_anything_is_written(
     assert not files.out().exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"backend": "local", "model__source": "some/model"},
+            "needs `backend: ray`, which runs a process for each rank",
+        ),
+        ({"backend": "ray", "model__source": "fake:8"}, "needs a model of a real kind: `fake:8`"),
+    ],
+)
+def test_validate_refuses_what_the_spec_alone_tells_of_ranks_in_the_words_of_submit(
+    files: JobFiles, changes: dict[str, Any], words: str
+) -> None:
+    files.write_input(sample_table(20))
+    if changes["backend"] == "local":
+        changes = changes | {"model__source": write_split_model(files)}
+    spec = str(files.spec_file(model__tensor_parallel=2, **changes))
+    told = [files.run(verb, spec) for verb in ("validate", "plan", "submit")]
+    assert [done.code for done in told] == [2, 2, 2]
+    assert words in told[0].stderr
+    assert len({done.stderr for done in told}) == 1
+    assert told[0].stdout == ""
+    assert files.run("validate", spec, "--set", "model.tensor_parallel=1").code == 0
+
+
 def test_the_local_backend_named_by_argument_is_refused_too(files: JobFiles) -> None:
     source = write_split_model(files)
     write_prompts(files, 20)
