@@ -15,6 +15,7 @@ from jobs.split import Dimensions, Load, SplitPlan, check_ranks, describe_replic
 from sharding.errors import InfrastructureError
 from sharding.tensor import check_world
 from sharding.tensor_shapes import DecoderShapes, decoder_shapes
+from sharding.words import counted
 from workers.config import DeviceKind
 from workers.errors import ModelError
 from workers.generation_config import DEFAULT_MAX_NEW_TOKENS
@@ -68,7 +69,7 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
         least = split.rank_weight_bytes if device == "cpu" else 0
         replicas = describe_replicas(spec, place_here(spec, device, least))
     except InfrastructureError as error:
-        replicas = f"of {ranks} ranks on one node each"
+        replicas = f"of {counted(ranks, 'rank')} on one node each"
         hazards.append(f"on this machine submit would end with exit 5: {error}")
     return PaperPreview(
         job=spec.name,

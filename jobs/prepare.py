@@ -22,6 +22,7 @@ from sharding.plan import ShardPlan, make_plan, plan_shards
 from sharding.plan_file import read_plan
 from sharding.source import SourceListing, list_sources
 from sharding.storage import Storage, is_inside, open_storage, parse_uri
+from sharding.words import counted
 from workers.config import DeviceKind, ModelConfig, TaskConfig, WorkerConfig
 from workers.devices import cuda_obstacle, probe_cuda
 from workers.engine.base import EngineInfo
@@ -189,7 +190,9 @@ def _decide_task(spec: JobSpec, model: ModelLocation, info: EngineInfo) -> tuple
             hint="set task.pooling to what the model was trained with: cls, mean, last, ...",
         )
     if asked.dimensions is not None and asked.dimensions > info.width:
-        raise InputError(f"task.dimensions is more than the model's {info.width} values: `{asked.dimensions}`")
+        raise InputError(
+            f"task.dimensions is more than the model's {counted(info.width, 'value')}: `{asked.dimensions}`"
+        )
     requested = None if asked.max_tokens == "auto" else asked.max_tokens
     if is_fake(model.source):
         prompt = "" if asked.prompt in ("auto", "none") else asked.prompt

@@ -136,7 +136,7 @@ def _add_split(table: Table, split: SplitPlan) -> None:
     what = "weights, work, and the longest row's cache" if split.cache_token_bytes else "weights and work"
     table.add_row("rank", f"{split.rank_bytes:,} bytes at least: {what}")
     for gigabytes, tokens in split.cache_tokens.items():
-        fits = f"{tokens:,} tokens of cache fit beside the weights" if split.cache_token_bytes else "fits"
+        fits = f"{counted(tokens or 0, 'token')} of cache beside the weights" if split.cache_token_bytes else "fits"
         room = "does not fit" if tokens is None else fits
         table.add_row(f"{gigabytes} GB", room)
     if split.all_reduces:

@@ -15,6 +15,7 @@ from jobs.spec import JobSpec
 from sharding.errors import InfrastructureError, InputError
 from sharding.tensor import ModelSizes, rank_numbers
 from sharding.tensor_shapes import MODEL_TYPES, DecoderShapes, decoder_shapes
+from sharding.words import counted
 from workers.config import DeviceKind, WorkerConfig
 from workers.devices import probe_cuda
 from workers.engine.base import EngineInfo
@@ -235,7 +236,7 @@ def describe_replicas(spec: JobSpec, placement: Placement | None) -> str:
     if placement is not None:
         return f"{placement.replicas} here, each {placement.size}"
     many = "as many as the cluster's nodes have room for" if spec.workers.replicas == "auto" else spec.workers.replicas
-    return f"{many}, each {ranks} ranks on one node; submit says at once if they do not fit"
+    return f"{many}, each {counted(ranks, 'rank')} on one node; submit says at once if they do not fit"
 
 
 def _needed(model: Dimensions, load: Load, ranks: int) -> int:

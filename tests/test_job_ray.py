@@ -169,7 +169,7 @@ def test_a_running_cluster_of_two_nodes_is_used_by_its_address_and_left_as_it_wa
         spec = files.spec_file(backend="ray", ray__address=cluster.address, workers__cpus=1)
         done = files.run("submit", str(spec), "--json", "--verbose", timeout_s=200)
         assert done.code == 0, done.stderr
-        assert "placing 2 replicas of 1 CPUs" in done.stderr
+        assert "placing 2 replicas of 1 CPU and 0 GPUs" in done.stderr
         assert part_digests(files.out()) == reference
         ray.init(address=cluster.address, log_to_driver=False)
         wait_until(lambda: ray.available_resources().get("CPU") == 2)

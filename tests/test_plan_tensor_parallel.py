@@ -21,6 +21,7 @@ from jobs.spec import load_spec
 from jobs.split import Dimensions, Load, plan_split
 from sharding.errors import CandelabraError, InfrastructureError, InputError
 from sharding.tensor_shapes import decoder_shapes
+from sharding.words import counted
 from workers.limits import available_threads
 
 ROOT = Path(__file__).parent.parent
@@ -145,7 +146,7 @@ def test_a_whole_model_is_planned_with_its_ranks(files: JobFiles) -> None:
     assert found.split.weight_bytes == 154_432 * 4
     assert found.split.all_reduces == 7
     assert found.replicas is not None
-    assert found.replicas.startswith("1 here, each 2 ranks on one node, each with 1 CPUs")
+    assert found.replicas.startswith("1 here, each 2 ranks on one node, each with 1 CPU, 0 GPUs and")
     elsewhere = preview_job(files.spec(**changes, ray__address="127.0.0.1:1"))
     assert elsewhere.replicas is not None
     assert elsewhere.replicas.startswith("as many as the cluster's nodes have room for, each 2 ranks on one node")
@@ -162,8 +163,8 @@ def test_ranks_without_room_on_this_machine_are_refused_by_plan_with_need_and_ha
     done = files.run("plan", str(spec))
     assert done.code == 5, done.stderr
     assert "Traceback" not in done.stderr
-    assert f"8 ranks on one node, each with {cpus} CPUs" in done.stderr
-    assert f"the nodes have: `{cpus} CPUs, " in done.stderr
+    assert f"8 ranks on one node, each with {counted(cpus, 'CPU')}" in done.stderr
+    assert f"the nodes have: `{counted(cpus, 'CPU')}, " in done.stderr
 
 
 def test_the_plan_of_a_split_encoder_speaks_of_no_cache(files: JobFiles) -> None:
@@ -262,8 +263,8 @@ def test_replicas_fill_whole_nodes_with_gangs(
 @pytest.mark.parametrize(
     ("nodes", "ranks", "gpus", "words"),
     [
-        ([(2, 1), (2, 1)], 2, 1, "2 ranks on one node, each with 1 CPUs and 1 GPUs do not fit"),
-        ([(2, 1), (2, 1)], 2, 1, "`2 CPUs, 1 GPUs; 2 CPUs, 1 GPUs`"),
+        ([(2, 1), (2, 1)], 2, 1, "2 ranks on one node, each with 1 CPU and 1 GPU does not fit"),
+        ([(2, 1), (2, 1)], 2, 1, "`2 CPUs, 1 GPU; 2 CPUs, 1 GPU`"),
         ([(2, 0)], 4, 0, "`2 CPUs, 0 GPUs`"),
         ([], 2, 1, "the nodes have: `none`"),
     ],
@@ -282,7 +283,7 @@ def test_ranks_that_no_node_holds_together_are_refused_with_what_each_node_has(
 def test_ranks_whose_weights_no_node_holds_are_refused_with_the_memory_of_each() -> None:
     node = {"CPU": 8.0, "memory": float(10 << 30)}
     assert place_replicas([node], None, 1, 0, device="cpu", ranks=2, rank_bytes=3 << 30).replicas == 1
-    with pytest.raises(InfrastructureError, match=r"6,144 MiB of memory do not fit; .*`8 CPUs, 0 GPUs, 10,240 MiB"):
+    with pytest.raises(InfrastructureError, match=r"6,144 MiB of memory does not fit; .*`8 CPUs, 0 GPUs, 10,240 MiB"):
         place_replicas([node], None, 1, 0, device="cpu", ranks=2, rank_bytes=6 << 30)
 
 
