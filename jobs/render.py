@@ -93,10 +93,7 @@ def render_preview(preview: JobPreview) -> None:
     """A plan, on stdout."""
     console = Console()
     table = Table(title=f"{preview.job}: plan", title_justify="left", show_header=False)
-    table.add_row(
-        "input", f"{counted(preview.files, 'file')}, {counted(preview.rows, 'row')}, {_size(preview.input_bytes)}"
-    )
-    table.add_row("shards", f"{preview.shards:,}")
+    _add_input(table, preview)
     revision = f" @ {preview.revision}" if preview.revision else ""
     table.add_row("model", f"{preview.model}{revision} ({preview.architecture}, {preview.dtype})")
     for note in preview.notes:
@@ -121,12 +118,22 @@ def render_paper(preview: PaperPreview) -> None:
     """A plan without weights, on stdout."""
     console = Console()
     table = Table(title=f"{preview.job}: plan without weights", title_justify="left", show_header=False)
+    _add_input(table, preview)
     table.add_row("model", f"{preview.model} ({preview.architecture}, {preview.dtype})")
+    table.add_row("output", preview.output)
+    table.add_row("columns", ", ".join(preview.columns))
     table.add_row("replicas", preview.replicas)
     _add_split(table, preview.split)
     console.print(table)
     for hazard in preview.hazards:
         console.print(f"  ! {hazard}", markup=False)
+
+
+def _add_input(table: Table, preview: JobPreview | PaperPreview) -> None:
+    table.add_row(
+        "input", f"{counted(preview.files, 'file')}, {counted(preview.rows, 'row')}, {_size(preview.input_bytes)}"
+    )
+    table.add_row("shards", f"{preview.shards:,}")
 
 
 def _add_split(table: Table, split: SplitPlan) -> None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
 
+from jobs.batching import Batching
 from jobs.placement import Placement, place_replicas
 from jobs.spec import JobSpec
+from jobs.weight_bytes import WeightBytes, is_matrix, weight_bytes
 from sharding.errors import InfrastructureError, InputError
 from sharding.tensor import ModelSizes, rank_numbers
 from sharding.tensor_shapes import MODEL_TYPES, DecoderShapes, decoder_shapes
@@ -39,6 +41,7 @@ class Dimensions:
 
     Attributes:
         parameters: Numbers of the whole model.
+        rest: Those that are in no layer's matrix.
         decoder: Sizes and shapes, or None where only the rest is known: ranks then count as equal parts.
     """
 
@@ -48,6 +51,7 @@ class Dimensions:
     head_dim: int
     vocab_size: int
     parameters: int
+    rest: int
     decoder: tuple[ModelSizes, Mapping[str, tuple[int, ...]]] | None
 
     @classmethod
@@ -61,6 +65,7 @@ class Dimensions:
             sizes.head_dim,
             sizes.vocab_size,
             sum(map(prod, found.shapes.values())),
+            sum(prod(shape) for name, shape in found.shapes.items() if not is_matrix(name, shape)),
             (sizes, found.shapes),
         )
 
@@ -70,15 +75,26 @@ class Dimensions:
         config = read_object(text_folder(path) / CONFIG) if path.is_dir() else {}
         if config.get("model_type") in MODEL_TYPES:
             return cls.of_shapes(decoder_shapes(config))
-        numbers = info.weight_bytes // _FLOAT_BYTES
-        return cls(info.hidden_size, info.layers, info.kv_heads, info.head_dim, info.vocab_size, numbers, None)
+        return cls.of_info(info)
 
-    def numbers_of(self, ranks: int) -> int:
-        """Numbers of the rank that has most."""
+    @classmethod
+    def of_info(cls, info: EngineInfo) -> Dimensions:
+        """Those that a model tells of itself; of the rest only its token table is known."""
+        numbers, table = info.weight_bytes // _FLOAT_BYTES, info.vocab_size * info.hidden_size
+        rest = min(numbers, table)
+        return cls(info.hidden_size, info.layers, info.kv_heads, info.head_dim, info.vocab_size, numbers, rest, None)
+
+    def weight_bytes(self, ranks: int, held: WeightBytes) -> int:
+        """Weights of the rank that has most."""
         if self.decoder is None:
-            return ceil(self.parameters / ranks)
+            return ceil(held.size(self.parameters - self.rest, self.rest) / ranks)
         sizes, shapes = self.decoder
-        return max(rank_numbers(shapes.items(), sizes, rank=rank, world=ranks) for rank in range(ranks))
+        matrices = [(name, shape) for name, shape in shapes.items() if is_matrix(name, shape)]
+        rest = [(name, shape) for name, shape in shapes.items() if not is_matrix(name, shape)]
+        return max(
+            held.size(*(rank_numbers(part, sizes, rank=rank, world=ranks) for part in (matrices, rest)))
+            for rank in range(ranks)
+        )
 
     def cache_token_bytes(self, ranks: int) -> int:
         """Keys and values of one token on each rank."""
@@ -90,14 +106,14 @@ class Load:
     """What a job keeps in memory beside the weights.
 
     Attributes:
-        number_bytes: Bytes of a number of the weights.
+        held: How weights are held.
         step_tokens: Tokens that are computed at a time.
         rows: Texts that grow at a time; 0 where none do.
         row_tokens: Cache of the longest row, in tokens.
         cache_bytes: Size of the cache, where the spec says.
     """
 
-    number_bytes: int
+    held: WeightBytes
     step_tokens: int
     rows: int
     row_tokens: int
@@ -106,14 +122,20 @@ class Load:
     @classmethod
     def of_job(cls, config: WorkerConfig) -> Load:
         """That of a prepared job."""
-        number_bytes = 2 if config.model.dtype == "bfloat16" else _FLOAT_BYTES
+        held = weight_bytes(config.model.dtype, config.model.device)
+        batching = Batching(config.budget_tokens, config.step_tokens, config.generate_rows, config.cache_bytes)
         sampling = None if config.task.decoder is None else config.task.decoder.sampling
         if config.task.decoder is None or sampling is None:
-            return cls(number_bytes, config.budget_tokens, 0, 0, 0)
+            return cls.of_batching(held, batching)
         row = min(config.task.max_tokens + sampling.max_new_tokens, config.task.decoder.max_positions)
-        return cls(
-            number_bytes, config.step_tokens, config.generate_rows, row * sampling.beams, config.cache_bytes or 0
-        )
+        return cls.of_batching(held, batching, row * sampling.beams)
+
+    @classmethod
+    def of_batching(cls, held: WeightBytes, batching: Batching, row_tokens: int | None = None) -> Load:
+        """The same from parts; without `row_tokens` no text grows."""
+        if row_tokens is None:
+            return cls(held, batching.budget_tokens, 0, 0, 0)
+        return cls(held, batching.step_tokens, batching.generate_rows, row_tokens, batching.cache_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +180,8 @@ def plan_split(model: Dimensions, load: Load, ranks: int) -> SplitPlan:
         )
     return SplitPlan(
         ranks=ranks,
-        weight_bytes=model.parameters * load.number_bytes,
-        rank_weight_bytes=model.numbers_of(ranks) * load.number_bytes,
+        weight_bytes=model.weight_bytes(1, load.held),
+        rank_weight_bytes=model.weight_bytes(ranks, load.held),
         cache_token_bytes=model.cache_token_bytes(ranks),
         rank_bytes=_needed(model, load, ranks),
         cache_tokens={str(gb): count for gb, count in tokens.items()},
@@ -207,7 +229,7 @@ def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig
     ranks = spec.model.tensor_parallel
     if ranks == 1 or config.model.device != "cpu":
         return 0
-    return Dimensions.of_model(path, info).numbers_of(ranks) * Load.of_job(config).number_bytes
+    return Dimensions.of_model(path, info).weight_bytes(ranks, Load.of_job(config).held)
 
 
 def place_here(spec: JobSpec, device: DeviceKind, rank_bytes: int) -> Placement | None:
@@ -246,7 +268,7 @@ def _needed(model: Dimensions, load: Load, ranks: int) -> int:
 
 def _beside_cache(model: Dimensions, load: Load, ranks: int) -> int:
     work = load.step_tokens * model.hidden_size * _WIDTHS_AT_WORK + load.rows * model.vocab_size * 2
-    return model.numbers_of(ranks) * load.number_bytes + work * _FLOAT_BYTES
+    return model.weight_bytes(ranks, load.held) + work * _FLOAT_BYTES
 
 
 def _cache_tokens(model: Dimensions, load: Load, ranks: int, gb: int) -> int | None:

@@ -99,9 +99,10 @@ def check_world(sizes: ModelSizes, world: int) -> None:
         InputError: It cannot; the hint names the numbers that work.
     """
     if world < 1 or not sizes.fits(world):
-        heads, kv_heads = counted(sizes.heads, "head"), counted(sizes.kv_heads, "key/value head")
+        heads = f"{counted(sizes.heads, 'head')}, {counted(sizes.kv_heads, 'key/value head')}"
         raise InputError(
-            f"model of {heads}, {kv_heads} and intermediate size {sizes.intermediate_size} cannot be split over so many ranks: `{world}`",
+            f"model of {heads} and intermediate size {sizes.intermediate_size} cannot be split over so many ranks: "
+            f"`{world}`",
             hint=f"it can be split over: {', '.join(map(str, sizes.fitting_worlds()))}",
         )
 

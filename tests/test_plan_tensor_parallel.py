@@ -19,6 +19,7 @@ from jobs.placement import place_replicas
 from jobs.preview import preview_job
 from jobs.spec import load_spec
 from jobs.split import Dimensions, Load, plan_split
+from jobs.weight_bytes import weight_bytes
 from sharding.errors import CandelabraError, InfrastructureError, InputError
 from sharding.tensor_shapes import decoder_shapes
 from sharding.words import counted
@@ -62,7 +63,8 @@ def folder(tmp_path: Path) -> Path:
 def plan(folder: Path, ranks: int, *settings: str) -> PaperPreview:
     """What `plan` says of a 7B job."""
     config = ROOT / f"configs/generate-qwen2.5-7b-tp{ranks}.yaml"
-    found = preview_on_paper(load_spec(config, [f"model.source={folder}", *settings]))
+    data = f"input.path={ROOT / 'data/stdlib-docs-100.parquet'}"
+    found = preview_on_paper(load_spec(config, [f"model.source={folder}", data, *settings]))
     assert found is not None
     return found
 
@@ -86,10 +88,28 @@ def test_a_7b_model_is_planned_from_config_and_index_alone(folder: Path, ranks: 
 
 def test_a_plan_without_weights_is_readable_and_plain_data(files: JobFiles, folder: Path) -> None:
     words = ("plan", str(ROOT / "configs/generate-qwen2.5-7b-tp2.yaml"), "--set", f"model.source={folder}")
-    assert files.run(*words, "--json").json["split"]["cache_tokens"].keys() == {"24", "40", "80", "141"}
+    words += ("--set", f"input.path={ROOT / 'data/stdlib-docs-100.parquet'}")
+    found = files.run(*words, "--json").json
+    assert found["split"]["cache_tokens"].keys() == {"24", "40", "80", "141"}
+    assert (found["files"], found["rows"], found["shards"]) == (1, 100, 2)
+    assert found["columns"][-7:] == [
+        "text",
+        "finish_reason",
+        "n_new_tokens",
+        "logprob",
+        "n_tokens",
+        "truncated",
+        "error",
+    ]
     done = files.run(*words)
     assert done.code == 0, done.stderr
-    for text in ("7,615,820,800 bytes per rank", "57 of 14,336 bytes", "24 GB", "model.tensor_parallel: 1"):
+    for text in (
+        "1 file, 100 rows",
+        "7,615,820,800 bytes per rank",
+        "57 of 14,336 bytes",
+        "24 GB",
+        "model.tensor_parallel: 1",
+    ):
         assert text in " ".join(done.stdout.split()), done.stdout
 
 
@@ -129,7 +149,7 @@ def test_an_index_of_another_model_is_refused_with_what_differs(folder: Path) ->
 
 def test_a_model_too_large_for_one_device_names_the_ranks_that_hold_it() -> None:
     large = decoder_shapes(QWEN_7B | {"num_hidden_layers": 400})
-    load = Load(number_bytes=2, step_tokens=512, rows=64, row_tokens=4160, cache_bytes=0)
+    load = Load(held=weight_bytes("bfloat16", "cuda"), step_tokens=512, rows=64, row_tokens=4160, cache_bytes=0)
     with pytest.raises(InfrastructureError, match=r"a rank needs 19\d\.\d GB .* has: `141 GB`") as caught:
         plan_split(Dimensions.of_shapes(large), load, 1)
     assert caught.value.hint is not None

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -16,9 +17,10 @@ from jobs import JobSpec, run_job
 from jobs.errors import ExitCode, exit_code_of
 from jobs.progress import JobProgress
 from jobs.status import JobStatus, find_jobs, job_status
-from sharding.errors import CandelabraError, InfrastructureError, LeaseHeldError
+from sharding import layout
+from sharding.errors import CandelabraError, DriftError, InfrastructureError, LeaseHeldError
 from sharding.lease import Lease
-from sharding.storage import open_storage
+from sharding.storage import LocalStorage, open_storage
 
 
 @pytest.fixture
@@ -143,3 +145,38 @@ def test_an_address_without_a_cluster_leaves_nothing(files: JobFiles) -> None:
     before = tree(files.root)
     assert files.run("submit", spec).code == ExitCode.INFRASTRUCTURE
     assert tree(files.root) == before
+
+
+@pytest.mark.parametrize("kind", ["embed", "generate"])
+def test_a_resumed_job_reads_its_plan_once(files: JobFiles, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_input(sample_table(200))
+    spec = files.spec(task={"kind": kind, "text": "doc"})
+    reads: list[str] = []
+    plain = LocalStorage.read_bytes
+
+    def counting(storage: LocalStorage, path: str) -> bytes:
+        reads.append(path)
+        return plain(storage, path)
+
+    monkeypatch.setattr(LocalStorage, "read_bytes", counting)
+    run_job(spec)
+    assert reads.count(layout.PLAN) == 0
+    run_job(spec)
+    assert reads.count(layout.PLAN) == 1
+
+
+def test_a_plan_that_came_while_a_job_was_prepared_is_the_one_that_counts(
+    files: JobFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write_input(sample_table(200))
+    acquire = Lease.acquire
+
+    def late(*arguments: Any, **options: Any) -> Lease:
+        monkeypatch.undo()
+        run_job(files.spec(sharding__target_rows=50))
+        return acquire(*arguments, **options)
+
+    monkeypatch.setattr(Lease, "acquire", late)
+    with pytest.raises(DriftError, match="plan `50`, now `100`"):
+        run_job(files.spec())
+    assert job_status(str(files.out())).state == "complete"

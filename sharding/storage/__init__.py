@@ -10,6 +10,7 @@ __all__ = [
     "SCRATCH",
     "Entry",
     "Folder",
+    "LocalStorage",
     "Location",
     "Storage",
     "is_inside",
