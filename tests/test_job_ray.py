@@ -197,6 +197,29 @@ def test_an_interrupted_driver_on_ray_finishes_what_is_in_flight_and_says_so(
     assert files.rows()["id"].to_pylist() == list(range(4000))
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("server", ["", "gcs_server", "raylet"])
+def test_a_driver_interrupted_while_ray_starts_ends_as_at_any_other_time(
+    files: JobFiles, number: signal.Signals, code: int, server: str
+) -> None:
+    files.write_input(sample_table(4000))
+    spec = str(files.spec_file(backend="ray", sharding__target_rows=10))
+    driver = files.start("submit", spec, "--json")
+    progress = files.out() / "_candelabra" / "progress.json"
+
+    def begun() -> bool:
+        names = [process.name() for process in psutil.Process(driver.pid).children(recursive=True)]
+        return progress.exists() and (not server or server in names)
+
+    wait_until(lambda: driver.poll() is not None or begun())
+    driver.send_signal(number)
+    stdout, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == code, stderr
+    assert json.loads(stdout)["state"] == "interrupted"
+    assert "Traceback" not in stderr
+    assert files.run("submit", spec).code == 0
+
+
 def test_stdout_is_the_report_alone_though_a_worker_dies(files: JobFiles) -> None:
     files.write_input(sample_table(3000))
     driver = files.start("submit", str(files.spec_file(backend="ray", sharding__target_rows=20)), "--json")
