@@ -75,10 +75,10 @@ def render_report(report: JobReport) -> None:
         )
     console.print(table)
     for message, count in list(report.error_counts.items())[:_MOST_ERRORS]:
-        console.print(f"  {count:,} x {message}", markup=False)
+        console.print(f"  {count:,} x {message}", markup=False, soft_wrap=True)
     for failed in report.failed_shards[:_MOST_ERRORS]:
         tries = counted(failed.attempts, "attempt")
-        console.print(f"  shard {failed.shard} failed after {tries}: {failed.error}", markup=False)
+        console.print(f"  shard {failed.shard} failed after {tries}: {failed.error}", markup=False, soft_wrap=True)
 
 
 def render_warnings(spec: JobSpec) -> None:
@@ -98,11 +98,12 @@ def render_preview(preview: JobPreview) -> None:
     table.add_row("model", f"{preview.model}{revision} ({preview.architecture}, {preview.dtype})")
     for note in preview.notes:
         table.add_row("", note)
-    histogram = "  ".join(f"<={bound}: {count}" for bound, count in preview.token_histogram.items())
-    table.add_row(
-        "tokens", f"{preview.mean_tokens} on average in {counted(preview.sampled_rows, 'sampled row')}; {histogram}"
-    )
-    table.add_row("time", f"about {preview.estimated_s:,.0f} s for one replica at {preview.tokens_per_s:,.0f} tokens/s")
+    if preview.token_histogram:
+        histogram = "  ".join(f"{_bin(bound)}: {count}" for bound, count in preview.token_histogram.items())
+        sampled = counted(preview.sampled_rows, "sampled row")
+        table.add_row("tokens", f"{preview.mean_tokens} on average in {sampled}; {histogram}")
+        took = "less than 1 s" if preview.estimated_s < 1 else f"about {preview.estimated_s:,.0f} s"
+        table.add_row("time", f"{took} for one replica at {preview.tokens_per_s:,.0f} tokens/s")
     table.add_row("output", f"{preview.output}, about {_size(preview.output_bytes)}")
     table.add_row("columns", ", ".join(preview.columns))
     table.add_row("memory", f"about {_size(preview.replica_memory_bytes)} per replica")
@@ -111,7 +112,7 @@ def render_preview(preview: JobPreview) -> None:
         _add_split(table, preview.split)
     console.print(table)
     for hazard in preview.hazards:
-        console.print(f"  ! {hazard}", markup=False)
+        console.print(f"  ! {hazard}", markup=False, soft_wrap=True)
 
 
 def render_paper(preview: PaperPreview) -> None:
@@ -126,7 +127,7 @@ def render_paper(preview: PaperPreview) -> None:
     _add_split(table, preview.split)
     console.print(table)
     for hazard in preview.hazards:
-        console.print(f"  ! {hazard}", markup=False)
+        console.print(f"  ! {hazard}", markup=False, soft_wrap=True)
 
 
 def _add_input(table: Table, preview: JobPreview | PaperPreview) -> None:
@@ -173,6 +174,9 @@ def render_status(status: JobStatus) -> None:
 
 def render_list(jobs: Sequence[JobStatus]) -> None:
     """Several jobs, one a line, on stdout."""
+    if not jobs:
+        Console().print("no jobs")
+        return
     table = Table("job", "state", "rows", "bad rows", "output")
     for job in jobs:
         table.add_row(job.job, job.state, f"{job.rows_done:,}/{job.rows:,}", f"{job.row_errors:,}", job.output)
@@ -188,6 +192,10 @@ def render_findings(findings: Sequence[Finding]) -> None:
         console.print(line, soft_wrap=True)  # never broken: hints hold commands to copy
         if finding.hint:
             console.print(Text(f"{'':8}-> {finding.hint}"), soft_wrap=True)
+
+
+def _bin(bound: str) -> str:
+    return f"<={bound}" if bound.isdigit() else bound
 
 
 def _size(size_bytes: int) -> str:

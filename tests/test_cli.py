@@ -137,6 +137,30 @@ def test_plan_shows_the_job_and_writes_nothing(files: JobFiles) -> None:
     assert not files.out().exists()
 
 
+def test_a_plan_of_an_input_without_rows_speaks_of_no_tokens_and_no_time(files: JobFiles) -> None:
+    files.write_input(sample_table(0))
+    done = files.run("plan", str(files.spec_file()))
+    assert done.code == 0, done.stderr
+    assert "1 file, 0 rows" in done.stdout
+    assert "! the input has no rows: the output will be one empty part with the full schema" in done.stdout
+    assert "tokens" not in done.stdout.replace("n_tokens", "").replace("max_tokens", "")
+
+
+def test_a_list_without_jobs_says_so(files: JobFiles) -> None:
+    done = files.run("list", ".")
+    assert (done.code, done.stdout) == (0, "no jobs\n")
+    assert files.run("list", ".", "--json").json == []
+
+
+def test_a_hazard_is_one_line_however_long(files: JobFiles) -> None:
+    files.write_input(sample_table(30))
+    done = files.run("plan", str(files.spec_file(backend="ray", workers__replicas=999, workers__cpus=1)))
+    assert done.code == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "submit would end with exit 5" in line]
+    assert len(lines) == 1
+    assert "999 replicas of 1 CPU and 0 GPUs do not fit; the nodes have: `" in lines[0]
+
+
 def test_schema_prints_the_specs_fields_or_an_outputs_columns(files: JobFiles) -> None:
     assert "max_row_error_rate" in json.dumps(files.run("schema").json)
     files.write_input(sample_table(10))
