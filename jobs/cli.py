@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from jobs.terminal import fail, log_to_stderr, print_json, show
+from jobs.terminal import fail, fail_usage, log_to_stderr, print_json, show
 from jobs.verbs import PROGRAM
 
 if TYPE_CHECKING:
@@ -53,15 +53,20 @@ def program(
 
 def main() -> None:
     """Entry point of `jobs`, `candelabra` and `python -m jobs`."""
+    from jobs.errors import ExitCode
     from sharding.errors import CandelabraError
 
     try:
-        app(standalone_mode=True, prog_name=PROGRAM)
+        code = app(standalone_mode=False, prog_name=PROGRAM)
     except CandelabraError as error:
         fail(error)
-    except KeyboardInterrupt:
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # else the command line could not be read
+            raise
+        fail_usage(error)
+    if code == ExitCode.INTERRUPTED:
         print("interrupted before anything was started", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(code or 0)
 
 
 def _load(spec: Path, overrides: list[str] | None, backend: str | None = None) -> JobSpec:

@@ -19,14 +19,24 @@ def fail(error: Exception) -> NoReturn:
     """End the program with an error's text and hint on stderr, as data too where that was asked, and its exit code."""
     from jobs.errors import exit_code_of
 
-    code = exit_code_of(error)
-    hint = getattr(error, "hint", None)
+    _end(str(error), getattr(error, "hint", None), type(error).__name__, int(exit_code_of(error)))
+
+
+def fail_usage(error: Any) -> NoReturn:
+    """The same for an exception of typer's about the command line."""
+    text = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = None if context is None else f"`{context.command_path} --help` says what there is"
+    _end(f"{text[:1].lower()}{text[1:]}", hint, "UsageError", error.exit_code)
+
+
+def _end(text: str, hint: str | None, kind: str, code: int) -> NoReturn:
     if "--json" in sys.argv:
-        print(json.dumps({"error": str(error), "hint": hint, "kind": type(error).__name__, "exit_code": int(code)}))
-    print(f"error: {error}", file=sys.stderr)
+        print(json.dumps({"error": text, "hint": hint, "kind": kind, "exit_code": code}))
+    print(f"error: {text}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
-    sys.exit(int(code))
+    sys.exit(code)
 
 
 def print_json(data: Any) -> None:

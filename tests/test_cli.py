@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from job_files import Finished, JobFiles, part_digests, sample_table
 
+import jobs.spec
 import jobs.verbs
-from jobs.cli import app
+from jobs.cli import app, main
 
 
 def clean(done: Finished, code: int, *words: str) -> None:
@@ -55,6 +56,45 @@ def test_errors_are_machine_readable_too(files: JobFiles) -> None:
     assert done.code == 6
     assert done.json["exit_code"] == 6
     assert "nothing.yaml" in done.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "hint"),
+    [
+        (("submit",), "missing argument 'SPEC.yaml'", "`candelabra submit --help`"),
+        (("submit", "a.yaml", "b.yaml"), "got unexpected extra argument", "`candelabra submit --help`"),
+        (("frobnicate",), "no such command 'frobnicate'", "`candelabra --help`"),
+        (("status", "out", "--nonsense"), "no such option: --nonsense", "`candelabra status --help`"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_told_as_any_error(
+    files: JobFiles, arguments: tuple[str, ...], text: str, hint: str
+) -> None:
+    clean(files.run(*arguments), 2, f"error: {text}", hint)
+    told = files.run(*arguments, "--json").json
+    assert (told["kind"], told["exit_code"]) == ("UsageError", 2)
+    assert text in told["error"]
+
+
+def test_an_interrupt_before_the_start_says_so_and_exits_130(
+    files: JobFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs.spec, "load_spec", interrupted)
+    monkeypatch.setattr(sys, "argv", ["candelabra", "plan", str(files.spec_file())])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "interrupted before anything was started\n"
+
+
+def test_the_program_without_a_verb_shows_its_help_and_exits_2(files: JobFiles) -> None:
+    done = files.run()
+    assert (done.code, done.stderr) == (2, "")
+    assert "retry-failed" in done.stdout
+    assert files.run("--version").code == 0
 
 
 @pytest.mark.parametrize(
