@@ -192,6 +192,21 @@ def test_a_list_without_jobs_says_so(files: JobFiles) -> None:
     assert files.run("list", ".", "--json").json == []
 
 
+def test_names_with_brackets_and_long_paths_are_shown_whole(files: JobFiles) -> None:
+    files.write_input(sample_table(30, null_every=0))
+    folder = files.out() / "-".join(["long"] * 30)
+    name = "[red]x[/red] [/b] [1]"
+    spec = str(files.spec_file(name=name, output__path=str(folder)))
+    for words in (("plan", spec), ("submit", spec), ("report", str(folder)), ("list", str(files.out()))):
+        done = files.run(*words)
+        assert done.code == 0, done.stderr
+        cells = "".join(character for character in done.stdout if character not in "│┃┌┐└┘─ \n")
+        assert name.replace(" ", "") in cells, words
+        assert words[0] == "list" or folder.name in cells, words
+        assert "…" not in done.stdout, words
+    assert name in files.run("status", str(folder)).stdout
+
+
 def test_a_hazard_is_one_line_however_long(files: JobFiles) -> None:
     files.write_input(sample_table(30))
     done = files.run("plan", str(files.spec_file(backend="ray", workers__replicas=999, workers__cpus=1)))
