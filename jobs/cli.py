@@ -78,6 +78,19 @@ def _load(spec: Path, overrides: list[str] | None, backend: str | None = None) -
     return load_spec(spec, chosen)
 
 
+def _load_begun(spec: Path, overrides: list[str] | None, backend: str | None) -> JobSpec:
+    """A spec whose output holds a job already."""
+    from jobs.status import has_plan
+    from sharding.errors import NotFoundError
+
+    job = _load(spec, overrides, backend)
+    if not has_plan(job.output.path):
+        raise NotFoundError(
+            f"there is no job to go on with at: `{job.output.path}`", hint=f"`{PROGRAM} submit {spec}` starts one"
+        )
+    return job
+
+
 @app.command()
 def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a spec, and print it with every default filled in. Looks at no data."""
@@ -130,15 +143,7 @@ def resume(
     verbose: Verbose = False,
 ) -> None:
     """As submit, but only if the output already holds a plan."""
-    from jobs.status import has_plan
-    from sharding.errors import NotFoundError
-
-    job = _load(spec, overrides, backend)
-    if not has_plan(job.output.path):
-        raise NotFoundError(
-            f"there is no job to resume at: `{job.output.path}`", hint=f"`{PROGRAM} submit {spec}` starts it"
-        )
-    _run(job, as_json=as_json, verbose=verbose)
+    _run(_load_begun(spec, overrides, backend), as_json=as_json, verbose=verbose)
 
 
 @app.command("retry-failed")
@@ -150,7 +155,7 @@ def retry_failed(
     verbose: Verbose = False,
 ) -> None:
     """Compute again the rows that have an error, and the shards that failed; all other rows stay as they are."""
-    _run(_load(spec, overrides, backend), as_json=as_json, verbose=verbose, retry=True)
+    _run(_load_begun(spec, overrides, backend), as_json=as_json, verbose=verbose, retry=True)
 
 
 def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) -> None:

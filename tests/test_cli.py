@@ -156,10 +156,10 @@ def test_status_report_list_and_gc_need_no_cluster_and_tell_the_job(files: JobFi
     assert part_digests(files.out()) == before
 
 
-@pytest.mark.parametrize("verb", ["status", "report", "gc", "resume"])
+@pytest.mark.parametrize("verb", ["status", "report", "gc", "resume", "retry-failed"])
 def test_a_job_that_is_not_there_exits_6(files: JobFiles, verb: str) -> None:
     files.write_input(sample_table(10))
-    argument = str(files.spec_file()) if verb == "resume" else str(files.out())
+    argument = str(files.spec_file()) if verb in ("resume", "retry-failed") else str(files.out())
     clean(files.run(verb, argument), 6)
     assert not files.out().exists()
 
