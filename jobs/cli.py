@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from jobs.terminal import fail, fail_usage, log_to_stderr, print_json, show
 from jobs.verbs import PROGRAM
 
 if TYPE_CHECKING:
@@ -55,33 +53,20 @@ def program(
 
 def main() -> None:
     """Entry point of `jobs`, `candelabra` and `python -m jobs`."""
+    from jobs.errors import ExitCode
     from sharding.errors import CandelabraError
 
     try:
-        app(standalone_mode=True, prog_name=PROGRAM)
+        code = app(standalone_mode=False, prog_name=PROGRAM)
     except CandelabraError as error:
-        _fail(error)
-    except KeyboardInterrupt:
+        fail(error)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # else the command line could not be read
+            raise
+        fail_usage(error)
+    if code == ExitCode.INTERRUPTED:
         print("interrupted before anything was started", file=sys.stderr)
-        sys.exit(130)
-
-
-def _fail(error: Exception) -> None:
-    from jobs.errors import exit_code_of
-
-    code = exit_code_of(error)
-    hint = getattr(error, "hint", None)
-    if "--json" in sys.argv:
-        print(json.dumps({"error": str(error), "hint": hint, "kind": type(error).__name__, "exit_code": int(code)}))
-    print(f"error: {error}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
-    sys.exit(int(code))
-
-
-def _log(verbose: bool) -> None:
-    level = logging.INFO if verbose else logging.ERROR
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    sys.exit(code or 0)
 
 
 def _load(spec: Path, overrides: list[str] | None, backend: str | None = None) -> JobSpec:
@@ -93,27 +78,30 @@ def _load(spec: Path, overrides: list[str] | None, backend: str | None = None) -
     return load_spec(spec, chosen)
 
 
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2, default=str))
+def _load_begun(spec: Path, overrides: list[str] | None, backend: str | None) -> JobSpec:
+    """A spec whose output holds a job already."""
+    from jobs.status import has_plan
+    from sharding.errors import NotFoundError
 
-
-def _show(found: Any, render: Callable[[Any], None], *, as_json: bool) -> None:
-    """Print what was found: as data, or as `jobs.render` draws it."""
-    if not as_json:
-        render(found)
-    else:
-        _print_json([item.to_dict() for item in found] if isinstance(found, list) else found.to_dict())
+    job = _load(spec, overrides, backend)
+    if not has_plan(job.output.path):
+        raise NotFoundError(
+            f"there is no job to go on with at: `{job.output.path}`", hint=f"`{PROGRAM} submit {spec}` starts one"
+        )
+    return job
 
 
 @app.command()
 def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a spec, and print it with every default filled in. Looks at no data."""
     from jobs.render import render_warnings
+    from jobs.split import check_ranks
 
     job = _load(spec, overrides)
+    check_ranks(job)
     render_warnings(job)
     if as_json:
-        _print_json(job.model_dump(mode="json"))
+        print_json(job.model_dump(mode="json"))
     else:
         import yaml
 
@@ -129,9 +117,9 @@ def plan(spec: SpecFile, overrides: Overrides = None, as_json: Json = False) -> 
 
     job = _load(spec, overrides)
     if (paper := preview_on_paper(job)) is not None:
-        _show(paper, render_paper, as_json=as_json)
+        show(paper, render_paper, as_json=as_json)
     else:
-        _show(preview_job(job), render_preview, as_json=as_json)
+        show(preview_job(job), render_preview, as_json=as_json)
 
 
 @app.command()
@@ -155,16 +143,7 @@ def resume(
     verbose: Verbose = False,
 ) -> None:
     """As submit, but only if the output already holds a plan."""
-    from sharding.errors import NotFoundError
-    from sharding.plan_file import read_plan
-    from sharding.storage import open_storage
-
-    job = _load(spec, overrides, backend)
-    if read_plan(open_storage(job.output.path)) is None:
-        raise NotFoundError(
-            f"there is no job to resume at: `{job.output.path}`", hint=f"`{PROGRAM} submit {spec}` starts it"
-        )
-    _run(job, as_json=as_json, verbose=verbose)
+    _run(_load_begun(spec, overrides, backend), as_json=as_json, verbose=verbose)
 
 
 @app.command("retry-failed")
@@ -176,19 +155,19 @@ def retry_failed(
     verbose: Verbose = False,
 ) -> None:
     """Compute again the rows that have an error, and the shards that failed; all other rows stay as they are."""
-    _run(_load(spec, overrides, backend), as_json=as_json, verbose=verbose, retry=True)
+    _run(_load_begun(spec, overrides, backend), as_json=as_json, verbose=verbose, retry=True)
 
 
 def _run(spec: JobSpec, *, as_json: bool, verbose: bool, retry: bool = False) -> None:
     from jobs.driver import run_job
     from jobs.render import progress_display, render_report, render_warnings
 
-    _log(verbose)
+    log_to_stderr(verbose=verbose)
     render_warnings(spec)
     # stdout is for data: what Ray prints of lost workers is none.
     with contextlib.redirect_stdout(sys.stderr), progress_display(enabled=not as_json) as listener:
         report = run_job(spec, retry_failed=retry, on_progress=listener)
-    _show(report, render_report, as_json=as_json)
+    show(report, render_report, as_json=as_json)
     sys.exit(report.exit_code)
 
 
@@ -198,7 +177,7 @@ def status(output: Output, as_json: Json = False) -> None:
     from jobs.render import render_status
     from jobs.status import job_status
 
-    _show(job_status(_output_of(output)), render_status, as_json=as_json)
+    show(job_status(_output_of(output)), render_status, as_json=as_json)
 
 
 @app.command()
@@ -207,7 +186,7 @@ def report(output: Output, as_json: Json = False) -> None:
     from jobs.render import render_report
     from jobs.status import job_report
 
-    _show(job_report(_output_of(output)), render_report, as_json=as_json)
+    show(job_report(_output_of(output)), render_report, as_json=as_json)
 
 
 @app.command("list")
@@ -218,7 +197,7 @@ def list_jobs(
     from jobs.render import render_list
     from jobs.status import find_jobs
 
-    _show(find_jobs(folder), render_list, as_json=as_json)
+    show(find_jobs(folder), render_list, as_json=as_json)
 
 
 @app.command()
@@ -228,7 +207,7 @@ def gc(output: Output, as_json: Json = False) -> None:
 
     removed = collect_garbage(_output_of(output))
     if as_json:
-        _print_json(removed)
+        print_json(removed)
     else:
         from sharding.words import counted
 
@@ -247,7 +226,7 @@ def schema(
     if spec is None:
         from jobs.spec import JobSpec
 
-        _print_json(JobSpec.model_json_schema())
+        print_json(JobSpec.model_json_schema())
         return
     from jobs.prepare import prepare_job
 
@@ -265,7 +244,7 @@ def convert(
 
     tensors = convert_model(source, target)
     if as_json:
-        _print_json({"folder": str(target), "tensors": tensors})
+        print_json({"folder": str(target), "tensors": tensors})
     else:
         from sharding.words import counted
 
@@ -279,7 +258,7 @@ def doctor(as_json: Json = False) -> None:
     from jobs.render import render_findings
 
     findings = examine()
-    _show(findings, render_findings, as_json=as_json)
+    show(findings, render_findings, as_json=as_json)
     sys.exit(5 if any(finding.status == "problem" for finding in findings) else 0)
 
 

@@ -24,6 +24,7 @@ from jobs.interrupts import keeping_signals
 from jobs.placement import Placement, describe_nodes, place_replicas
 from jobs.replica import Replica, answering_nodes, first_line, start_gang, start_worker
 from sharding.errors import AuthenticationError, InfrastructureError
+from sharding.words import counted
 from workers.config import Assignment, WorkerConfig
 from workers.errors import GroupLostError
 
@@ -81,7 +82,7 @@ class RayBackend:
         self._placement = place_replicas(
             _nodes(), *self._wanted, device=self._config.model.device, ranks=self._ranks, rank_bytes=self._rank_bytes
         )
-        _log.info("placing %d replicas of %s", self._placement.replicas, self._placement.size)
+        _log.info("placing %s of %s", counted(self._placement.replicas, "replica"), self._placement.size)
         for number in range(self._placement.replicas):
             self._replicas[number] = self._launch()
         self._wait_for_first(interrupted)

@@ -14,6 +14,7 @@ from typing import Literal
 from jobs.facts import OWN_NAMES, Facts, gather_facts
 from jobs.shell import SHELLS, init_line
 from jobs.verbs import PROGRAM
+from sharding.words import counted
 from workers.resources.devices import cuda_obstacle, hidden_devices
 from workers.resources.limits import available_threads
 
@@ -69,18 +70,19 @@ def _cpu(facts: Facts) -> Iterable[Finding]:
         yield Finding(
             "cpu",
             "note",
-            f"the control group grants {quota:g} CPUs of {facts.affinity} visible ones; threads follow the grant",
+            f"the control group grants {counted(quota, 'CPU')} of {facts.affinity} visible ones; "
+            "threads follow the grant",
             "raise the container's CPU limit if the job should have more",
         )
     elif facts.affinity < facts.cores:
-        yield Finding("cpu", "note", f"this process may run on {facts.affinity} of {facts.cores} cores")
+        yield Finding("cpu", "note", f"this process may run on {facts.affinity} of {counted(facts.cores, 'core')}")
     else:
-        yield Finding("cpu", "ok", f"{facts.cores} cores, all usable")
+        yield Finding("cpu", "ok", f"{counted(facts.cores, 'core')}, all usable")
     if facts.engine is not None and facts.engine.threads_default > threads:
         yield Finding(
             "cpu",
             "problem",
-            f"the engine would start {facts.engine.threads_default} threads where {threads} can run",
+            f"the engine would start {counted(facts.engine.threads_default, 'thread')} where {threads} can run",
             "set `workers.cpus` in the spec",
         )
 

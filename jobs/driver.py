@@ -1,7 +1,8 @@
-"""The whole job, top to bottom: prepare, lease, plan, recover, dispatch, commit, seal, report.
+"""The whole job, top to bottom: prepare, lease, recover, start workers, plan, dispatch, commit, seal, report.
 
-The driver is the only one who commits. Workers publish attempts; the first receipt of a shard wins; what a dead or
-late worker leaves behind has no receipt and never counts.
+The plan is written when there are workers for it, so a job that is refused leaves nothing behind. The driver is the
+only one who commits. Workers publish attempts; the first receipt of a shard wins; what a dead or late worker leaves
+behind has no receipt and never counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jobs.interrupts import Interrupts
 from jobs.keeper import LEASE_TIMEOUT_S, LeaseKeeper
 from jobs.prepare import PreparedJob, prepare_job
 from jobs.progress import ProgressListener
+from jobs.refusal import absent_folders, leaving_no_trace
 from jobs.report import JobReport, Run, build_report
 from jobs.run import ShardRunner, Todo
 from jobs.sample import check_sample
@@ -62,12 +64,14 @@ def run_job(
         spec = spec.model_copy(update={"backend": backend})
     prepared = prepare_job(spec)
     output = prepared.output
-    if not output.exists(layout.PLAN):
+    if prepared.on_disk is None:
         check_empty(output)
         check_sample(prepared)
+    absent = absent_folders(output)
     with (
         Interrupts() as interrupts,
         LeaseKeeper(Lease.acquire(output, owner=spec.name, timeout_s=LEASE_TIMEOUT_S)) as keeper,
+        leaving_no_trace(output, keeper, absent),
     ):
         plan = _agreed_plan(output, prepared)
         receipts = read_receipts(output, plan_digest=plan.digest)
@@ -79,7 +83,6 @@ def run_job(
         )
         run = Run()
         if todo:
-            output.delete(layout.SUCCESS)
             runner = ShardRunner(
                 spec.name,
                 output,
@@ -91,7 +94,7 @@ def run_job(
                 interrupts=interrupts,
                 on_progress=on_progress,
             )
-            run = runner.run(_make_backend(spec, prepared))
+            run = runner.run(_make_backend(spec, prepared), lambda: _begin(output, plan))
         report = build_report(
             plan,
             output.uri,
@@ -104,12 +107,21 @@ def run_job(
 
 
 def _agreed_plan(output: Storage, prepared: PreparedJob) -> ShardPlan:
-    on_disk = read_plan(output)
+    """The plan on disk; where there is none, the one that `_begin` writes."""
+    known = prepared.on_disk
+    on_disk = known if known is not None and output.exists(layout.PLAN) else read_plan(output)
     if on_disk is None:
-        on_disk = write_plan(output, prepared.plan)
+        return prepared.plan
     check_drift(on_disk, prepared.plan)
-    failpoint("plan.after")
     return on_disk
+
+
+def _begin(output: Storage, plan: ShardPlan) -> None:
+    """There are workers: from now on the output holds a job that is not complete."""
+    if not output.exists(layout.PLAN):
+        check_drift(write_plan(output, plan), plan)
+    failpoint("plan.after")
+    output.delete(layout.SUCCESS)
 
 
 def _todo(plan: ShardPlan, receipts: Mapping[int, ShardReceipt], *, retry_failed: bool) -> dict[int, Todo]:

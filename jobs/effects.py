@@ -6,7 +6,7 @@ What certainly is a mistake (beams that should sample, several greedy texts of o
 
 from __future__ import annotations
 
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, RaySpec, WorkersSpec
 from workers.config import Sampling
 
 _SAMPLING_OFF = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": 0}
@@ -19,7 +19,7 @@ def settings_without_effect(spec: JobSpec, sampling: Sampling | None = None) -> 
         spec: The job.
         sampling: What was decided of `auto`; without it only what the spec alone makes certain is told.
     """
-    found = _of_batch(spec)
+    found = _of_batch(spec) + _of_ranks(spec) + _of_backend(spec)
     if spec.task.kind != "generate":
         return found
     asked = spec.task.generation
@@ -39,6 +39,30 @@ def settings_without_effect(spec: JobSpec, sampling: Sampling | None = None) -> 
             f"task.generation.min_new_tokens {asked.min_new_tokens} makes no JSON longer: a text ends where it is whole"
         )
     return found
+
+
+def _of_ranks(spec: JobSpec) -> list[str]:
+    if spec.model.tensor_parallel > 1:
+        return []
+    given = {
+        "workers.rank_timeout_s": (spec.workers.rank_timeout_s, WorkersSpec.model_fields["rank_timeout_s"].default),
+        "ray.placement_timeout_s": (spec.ray.placement_timeout_s, RaySpec.model_fields["placement_timeout_s"].default),
+    }
+    reason = "it belongs to `model.tensor_parallel` above 1"
+    return [f"{name} {value:g} has no effect: {reason}" for name, (value, default) in given.items() if value != default]
+
+
+def _of_backend(spec: JobSpec) -> list[str]:
+    if spec.backend != "local":
+        return []
+    workers = spec.workers
+    given = {
+        "workers.replicas": workers.replicas if workers.replicas != 1 else "auto",
+        "workers.gpus": workers.gpus,
+        "ray.address": spec.ray.address or "auto",
+    }
+    reason = "`backend: local` is one worker in this process"
+    return [f"{name} {value} has no effect: {reason}" for name, value in given.items() if value != "auto"]
 
 
 def _of_batch(spec: JobSpec) -> list[str]:

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType, TracebackType
+from typing import Any
 
 from jobs.errors import ExitCode
 
@@ -58,14 +59,21 @@ class Interrupts:
 
 @contextlib.contextmanager
 def keeping_signals() -> Iterator[None]:
-    """Meanwhile others may take SIGINT and SIGTERM for themselves, as Ray does; afterwards they are whose they were."""
+    """Meanwhile nobody gets SIGINT and SIGTERM who asks for them, as Ray does while it starts; a signal stays ours."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    plain = signal.signal
+
+    def keep(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number in before else plain(number, handler)
+
+    signal.signal = keep  # type: ignore[assignment]
     try:
         yield
     finally:
+        signal.signal = plain
         for number, handler in before.items():
             if handler is not None:  # else it was not Python's
-                signal.signal(number, handler)
+                signal.signal(number, handler)  # what is not Python may have taken it: Ray's core does

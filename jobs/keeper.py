@@ -57,6 +57,12 @@ class LeaseKeeper:
             self._lost = error
             raise
 
+    def discard(self) -> None:
+        """End the lease without a trace; see `sharding.lease.Lease.discard`."""
+        self._stop.set()
+        self._thread.join()
+        self._lease.discard()
+
     def __enter__(self) -> LeaseKeeper:
         self._thread.start()
         return self

@@ -1,6 +1,7 @@
 """`plan` where a model folder holds `config.json` and the weights' index but no weights: what a rank would hold.
 
-For deciding which machine to rent before fetching 15 GB. Looks at no input, no device and no tokenizer.
+For deciding which machine to rent before fetching 15 GB. Input and output are looked at as for any plan; rows are not
+read, since nothing here tokenises them, and no device is asked.
 """
 
 from __future__ import annotations
@@ -9,27 +10,42 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.prepare import BUDGET_TOKENS, GENERATE_ROWS, STEP_TOKENS
+import pyarrow as pa
+
+from jobs.batching import decide_batching
+from jobs.hazards import input_hazards
+from jobs.prepare_decoder import read_schema
+from jobs.prepare_input import OutputColumns, check_dimensions, decide_columns, main_column, prepare_input
 from jobs.spec import JobSpec
-from jobs.split import Dimensions, Load, SplitPlan, check_backend, describe_replicas, place_here, plan_split
+from jobs.split import Dimensions, Load, SplitPlan, check_ranks, describe_replicas, place_here, plan_split
+from jobs.weight_bytes import stored_bytes, weight_bytes
 from sharding.errors import InfrastructureError
+from sharding.plan import plan_shards
+from sharding.plan_file import check_empty, read_plan
 from sharding.tensor import check_world
 from sharding.tensor_shapes import DecoderShapes, decoder_shapes
+from sharding.words import counted
 from workers.config import DeviceKind
 from workers.errors import ModelError
 from workers.generation.sampling import DEFAULT_MAX_NEW_TOKENS
 from workers.model.jsonfile import read_object
 from workers.model.layout import CONFIG, WEIGHTS_INDEX
+from workers.results import fields_of_kind
 
 _SHOWN = 5
-_NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class PaperPreview:
-    """A job's model on ranks that nobody has seen yet. `split` holds estimates."""
+    """A job whose model nobody has seen yet. `split` holds estimates."""
 
     job: str
+    output: str
+    files: int
+    rows: int
+    input_bytes: int
+    shards: int
+    columns: tuple[str, ...]
     model: str
     architecture: str
     dtype: str
@@ -46,7 +62,9 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     """Plan a job's ranks from a model's config and index; None where there are weights, or no such folder.
 
     Raises:
+        InputError: Input, columns and output do not fit together, as for any plan.
         InputError: The model cannot be split over so many ranks; the hint names the numbers that work.
+        NotFoundError: An input is not there.
         ModelError: Config and index contradict each other.
         InfrastructureError: No device holds a rank.
     """
@@ -55,23 +73,39 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     named = index.get("weight_map")
     if not isinstance(named, dict) or any((folder / str(file)).exists() for file in named.values()):
         return None
+    ahead = prepare_input(spec)
+    listing, on_disk = ahead.listing, read_plan(ahead.output)
+    if on_disk is None:
+        check_empty(ahead.output)
     config = read_object(folder / CONFIG)
     found, ranks = decoder_shapes(config), spec.model.tensor_parallel
-    hazards = ["the weights are not here: nothing but sizes was looked at"]
+    hazards = ["the weights are not here: no row was tokenised, and nothing timed"]
     _check_index(found, set(map(str, named)), folder / WEIGHTS_INDEX)
     hazards += _size_hazards(found, config, index)
-    check_backend(spec)
+    check_ranks(spec)
     check_world(found.sizes, ranks)
-    split = plan_split(Dimensions.of_shapes(found), _load(spec, found), ranks)
+    read_schema(spec.task)
+    columns = _columns(spec, listing.schema, found.hidden_size)
+    cut, rows = spec.sharding, sum(file.rows for file in listing.files)
+    hazards += input_hazards(spec, listing.schema, rows, columns.results, None)
+    device: DeviceKind = "cuda" if spec.model.device == "cuda" else "cpu"
+    split = plan_split(Dimensions.of_shapes(found), _load(spec, found, device), ranks)
     try:
-        device: DeviceKind = "cuda" if spec.model.device == "cuda" else "cpu"
         least = split.rank_weight_bytes if device == "cpu" else 0
         replicas = describe_replicas(spec, place_here(spec, device, least))
     except InfrastructureError as error:
-        replicas = f"of {ranks} ranks on one node each"
+        replicas = f"of {counted(ranks, 'rank')} on one node each"
         hazards.append(f"on this machine submit would end with exit 5: {error}")
+    if on_disk is not None:
+        hazards.append("the output already holds a plan: submit would resume it, or refuse if it differs")
     return PaperPreview(
         job=spec.name,
+        output=ahead.output.uri,
+        files=len(listing.files),
+        rows=rows,
+        input_bytes=sum(file.size_bytes for file in listing.files),
+        shards=len(plan_shards(listing.files, target_rows=cut.target_rows, target_bytes=cut.target_bytes)),
+        columns=tuple(columns.schema.names),
         model=spec.model.source,
         architecture=str((config.get("architectures") or [config["model_type"]])[0]),
         dtype=_dtype(spec),
@@ -79,6 +113,13 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
         split=split,
         hazards=tuple(hazards),
     )
+
+
+def _columns(spec: JobSpec, schema: pa.Schema, width: int) -> OutputColumns:
+    check_dimensions(spec, width)
+    task = spec.task
+    fields = fields_of_kind(task.kind, main_column(spec), width=task.dimensions or width, n=task.generation.n)
+    return decide_columns(spec, schema, fields)
 
 
 def _check_index(found: DecoderShapes, named: set[str], path: Path) -> None:
@@ -92,7 +133,7 @@ def _check_index(found: DecoderShapes, named: set[str], path: Path) -> None:
 
 def _size_hazards(found: DecoderShapes, config: dict[str, Any], index: dict[str, Any]) -> list[str]:
     total = (index.get("metadata") or {}).get("total_size")
-    number_bytes = _NUMBER_BYTES.get(str(config.get("torch_dtype", config.get("dtype"))))
+    number_bytes = stored_bytes(str(config.get("torch_dtype", config.get("dtype"))))
     size = Dimensions.of_shapes(found).parameters * (number_bytes or 0)
     if number_bytes is None or not isinstance(total, int) or total == size:
         return []
@@ -103,20 +144,14 @@ def _dtype(spec: JobSpec) -> str:
     return "float32" if spec.model.dtype == "auto" else spec.model.dtype
 
 
-def _load(spec: JobSpec, found: DecoderShapes) -> Load:
+def _load(spec: JobSpec, found: DecoderShapes, device: DeviceKind) -> Load:
     """What the job keeps beside the weights, of what no file here says the most."""
-    batch, task = spec.batch, spec.task
-    number_bytes = _NUMBER_BYTES[_dtype(spec)]
+    held, task = weight_bytes(_dtype(spec), device), spec.task
     if task.kind != "generate":
-        return Load(number_bytes, BUDGET_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens, 0, 0, 0)
+        return Load.of_batching(held, decide_batching(spec.batch))
     asked = task.generation
     new_tokens = asked.max_new_tokens if isinstance(asked.max_new_tokens, int) else DEFAULT_MAX_NEW_TOKENS
     beams = asked.beams if isinstance(asked.beams, int) else 1
     prompt = found.max_positions if task.max_tokens == "auto" else task.max_tokens
-    return Load(
-        number_bytes,
-        STEP_TOKENS if batch.budget_tokens == "auto" else batch.budget_tokens,
-        GENERATE_ROWS if batch.rows == "auto" else batch.rows,
-        min(prompt + new_tokens, found.max_positions) * beams,
-        0 if batch.cache_bytes == "auto" else batch.cache_bytes,
-    )
+    row = min(prompt + new_tokens, found.max_positions) * beams
+    return Load.of_batching(held, decide_batching(spec.batch, beams), row)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sharding.errors import InfrastructureError
+from sharding.words import counted
 from workers.config import WorkerConfig
 
 _MOST_CPUS_PER_REPLICA = 8
@@ -33,10 +34,11 @@ class Placement:
     @property
     def size(self) -> str:
         """One replica in words."""
-        each = f"{self.cpus} CPUs and {self.gpus} GPUs"
+        cpus, gpus = counted(self.cpus, "CPU"), counted(self.gpus, "GPU")
+        each = f"{cpus} and {gpus}"
         if self.rank_bytes:
-            each = f"{self.cpus} CPUs, {self.gpus} GPUs and {_mebibytes(self.rank_bytes)} of memory"
-        return each if self.ranks == 1 else f"{self.ranks} ranks on one node, each with {each}"
+            each = f"{cpus}, {gpus} and {_mebibytes(self.rank_bytes)} of memory"
+        return each if self.ranks == 1 else f"{counted(self.ranks, 'rank')} on one node, each with {each}"
 
     def configure(self, config: WorkerConfig) -> WorkerConfig:
         """The workers' settings with the engine's threads set to the CPUs granted."""
@@ -80,8 +82,10 @@ def place_replicas(
     placement = Placement(wanted, cpus, need_gpus, ranks, rank_bytes)
     if room < max(1, wanted):
         lower = "workers.replicas, workers.cpus or workers.gpus"
+        needed = max(1, wanted)
         raise InfrastructureError(
-            f"{max(1, wanted)} replicas of {placement.size} do not fit; the nodes have: `{describe_nodes(nodes)}`",
+            f"{counted(needed, 'replica')} of {placement.size} {'does' if needed == 1 else 'do'} not fit; "
+            f"the nodes have: `{describe_nodes(nodes)}`",
             hint=f"lower {lower if ranks == 1 else f'model.tensor_parallel, {lower}'}, or use a larger cluster",
         )
     return placement
@@ -94,7 +98,7 @@ def describe_nodes(nodes: Sequence[Mapping[str, float]]) -> str:
 
 def _describe(node: Mapping[str, float]) -> str:
     memory = f", {_mebibytes(node['memory'])} of memory" if "memory" in node else ""
-    return f"{int(node.get('CPU', 0))} CPUs, {int(node.get('GPU', 0))} GPUs{memory}"
+    return f"{counted(int(node.get('CPU', 0)), 'CPU')}, {counted(int(node.get('GPU', 0)), 'GPU')}{memory}"
 
 
 def _mebibytes(size_bytes: float) -> str:

@@ -57,7 +57,7 @@ def decide_decoder(
         chat_date=None,
         answer=task.answer,
         labels=task.labels or (),
-        json_schema=_read_schema(task),
+        json_schema=read_schema(task),
         sampling=None,
         max_positions=info.max_positions,
     )
@@ -174,7 +174,7 @@ def _stop_tokens(task: TaskSpec, files: DecoderFiles) -> list[str | int]:
     return [*task.generation.stop_tokens, *(text for text in task.generation.stop if text in special)]
 
 
-def _read_schema(task: TaskSpec) -> str | None:
+def read_schema(task: TaskSpec) -> str | None:
     """The schema as JSON text.
 
     Raises:

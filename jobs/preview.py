@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.effects import settings_without_effect
+from jobs.hazards import input_hazards, plan_hazards, room_hazards
 from jobs.prepare import PreparedJob, prepare_job
 from jobs.sample import RowSample, check_sample, sample_rows
 from jobs.spec import JobSpec
 from jobs.split import Dimensions, Load, SplitPlan, describe_replicas, place_here, plan_split, rank_bytes
 from sharding.errors import RecordRow
-from sharding.plan_file import read_plan
+from sharding.plan_file import check_empty
 from workers.batch import batch_tokens, row_lengths
 from workers.config import WorkerConfig
 from workers.engine.base import Engine
 from workers.engine.load import load_engine
-from workers.resources.limits import available_threads
 
 _TIMED_TOKENS = 16_384
 _HISTOGRAM_BOUNDS = (16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -87,14 +86,15 @@ def preview_job(spec: JobSpec) -> JobPreview:
     """
     prepared = prepare_job(spec)
     plan, config, info = prepared.plan, prepared.worker_config, prepared.info
+    if prepared.on_disk is None:
+        check_empty(prepared.output)
     split, replicas, ranks = None, None, spec.model.tensor_parallel
     if ranks > 1:
         least = rank_bytes(spec, prepared.model.path, info, config)
         replicas = describe_replicas(spec, place_here(spec, config.model.device, least))
         split = plan_split(Dimensions.of_model(prepared.model.path, info), Load.of_job(config), ranks)
     sample = sample_rows(prepared)
-    on_disk = read_plan(prepared.output) is not None
-    if not on_disk:
+    if prepared.on_disk is None:
         check_sample(prepared, sample)
     lengths = sample.lengths
     mean = float(lengths.mean()) if len(lengths) else 0.0
@@ -130,10 +130,10 @@ def preview_job(spec: JobSpec) -> JobPreview:
         estimated_s=round(plan.rows * row_tokens / pace, 1) if pace else 0.0,
         output_bytes=plan.rows * (per_row + _FACT_BYTES) + sum(file.size_bytes for file in plan.files),
         replica_memory_bytes=_PROCESS_BYTES * ranks
-        + info.weight_bytes
+        + Dimensions.of_info(info).weight_bytes(1, Load.of_job(config).held)
         + config.budget_tokens * info.hidden_size * 4
         + cache_bytes,
-        hazards=tuple(_hazards(prepared, sample, on_disk=on_disk)),
+        hazards=tuple(_hazards(prepared, sample)),
         split=split,
         replicas=replicas,
     )
@@ -208,13 +208,11 @@ def _share(part: int, whole: int) -> float:
     return round(part / whole, 4) if whole else 0.0
 
 
-def _hazards(prepared: PreparedJob, sample: RowSample, *, on_disk: bool) -> list[str]:
+def _hazards(prepared: PreparedJob, sample: RowSample) -> list[str]:
     spec, plan = prepared.spec, prepared.plan
-    found = []
-    if plan.rows == 0:
-        found.append("the input has no rows: the output will be one empty part with the full schema")
-    decoder = prepared.worker_config.task.decoder
-    found += settings_without_effect(spec, None if decoder is None else decoder.sampling)
+    config = prepared.worker_config
+    sampling = None if config.task.decoder is None else config.task.decoder.sampling
+    found = input_hazards(spec, plan.input_schema, plan.rows, config.result_columns, sampling)
     if sample.nulls:
         share = _share(sample.nulls, sample.rows)
         found.append(f"{share:.1%} of the sampled rows have a null text: they become row errors")
@@ -224,13 +222,5 @@ def _hazards(prepared: PreparedJob, sample: RowSample, *, on_disk: bool) -> list
         found.append(f"that is above errors.max_row_error_rate {spec.errors.max_row_error_rate}: the job would exit 1")
     if sample.truncated:
         found.append(f"{_share(sample.truncated, sample.rows):.1%} of the sampled rows are longer than max_tokens")
-    overwritten = [name for name in plan.input_schema.names if name in prepared.worker_config.result_columns]
-    if overwritten and spec.input.columns is None:
-        found.append(f"results overwrite input columns: {', '.join(overwritten)}")
-    if isinstance(spec.workers.cpus, int) and spec.ray.address is None and spec.workers.cpus > available_threads():
-        found.append(
-            f"workers.cpus {spec.workers.cpus} is more than this machine's {available_threads()}: cannot start"
-        )
-    if on_disk:
-        found.append("the output already holds a plan: submit would resume it, or refuse if it differs")
+    found += room_hazards(spec, config.model.device, 0) + plan_hazards(prepared.on_disk, plan)
     return found

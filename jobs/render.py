@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from jobs.progress import JobProgress, ProgressListener
@@ -60,25 +60,26 @@ def progress_display(*, enabled: bool) -> Iterator[ProgressListener | None]:
 def render_report(report: JobReport) -> None:
     """What became of a job, on stdout."""
     console = Console()
-    table = Table(title=f"{report.job}: {report.state.replace('_', ' ')}", title_justify="left", show_header=False)
-    table.add_row("output", report.output)
-    table.add_row("rows", f"{report.rows:,} of {report.rows_planned:,}")
-    table.add_row("shards", f"{report.shards_done:,} of {report.shards:,}")
+    table = _table(f"{report.job}: {report.state.replace('_', ' ')}")
+    _add_row(table, "output", report.output)
+    _add_row(table, "rows", f"{report.rows:,} of {report.rows_planned:,}")
+    _add_row(table, "shards", f"{report.shards_done:,} of {report.shards:,}")
     if report.row_errors:
-        table.add_row("bad rows", f"{report.row_errors:,} ({report.row_error_rate:.2%})")
-    table.add_row("tokens", f"{report.tokens:,}")
-    table.add_row("size", _size(report.size_bytes))
+        _add_row(table, "bad rows", f"{report.row_errors:,} ({report.row_error_rate:.2%})")
+    _add_row(table, "tokens", f"{report.tokens:,}")
+    _add_row(table, "size", _size(report.size_bytes))
     if report.computed_rows:
-        table.add_row(
+        _add_row(
+            table,
             "this run",
             f"{counted(report.computed_rows, 'row')} in {report.seconds:.1f} s, {report.tokens_per_s:,.0f} tokens/s",
         )
     console.print(table)
     for message, count in list(report.error_counts.items())[:_MOST_ERRORS]:
-        console.print(f"  {count:,} x {message}", markup=False)
+        console.print(f"  {count:,} x {message}", markup=False, soft_wrap=True)
     for failed in report.failed_shards[:_MOST_ERRORS]:
         tries = counted(failed.attempts, "attempt")
-        console.print(f"  shard {failed.shard} failed after {tries}: {failed.error}", markup=False)
+        console.print(f"  shard {failed.shard} failed after {tries}: {failed.error}", markup=False, soft_wrap=True)
 
 
 def render_warnings(spec: JobSpec) -> None:
@@ -92,59 +93,80 @@ def render_warnings(spec: JobSpec) -> None:
 def render_preview(preview: JobPreview) -> None:
     """A plan, on stdout."""
     console = Console()
-    table = Table(title=f"{preview.job}: plan", title_justify="left", show_header=False)
-    table.add_row(
-        "input", f"{counted(preview.files, 'file')}, {counted(preview.rows, 'row')}, {_size(preview.input_bytes)}"
-    )
-    table.add_row("shards", f"{preview.shards:,}")
+    table = _table(f"{preview.job}: plan")
+    _add_input(table, preview)
     revision = f" @ {preview.revision}" if preview.revision else ""
-    table.add_row("model", f"{preview.model}{revision} ({preview.architecture}, {preview.dtype})")
+    _add_row(table, "model", f"{preview.model}{revision} ({preview.architecture}, {preview.dtype})")
     for note in preview.notes:
-        table.add_row("", note)
-    histogram = "  ".join(f"<={bound}: {count}" for bound, count in preview.token_histogram.items())
-    table.add_row(
-        "tokens", f"{preview.mean_tokens} on average in {counted(preview.sampled_rows, 'sampled row')}; {histogram}"
-    )
-    table.add_row("time", f"about {preview.estimated_s:,.0f} s for one replica at {preview.tokens_per_s:,.0f} tokens/s")
-    table.add_row("output", f"{preview.output}, about {_size(preview.output_bytes)}")
-    table.add_row("columns", ", ".join(preview.columns))
-    table.add_row("memory", f"about {_size(preview.replica_memory_bytes)} per replica")
+        _add_row(table, "", note)
+    if preview.token_histogram:
+        histogram = "  ".join(f"{_bin(bound)}: {count}" for bound, count in preview.token_histogram.items())
+        sampled = counted(preview.sampled_rows, "sampled row")
+        _add_row(table, "tokens", f"{preview.mean_tokens} on average in {sampled}; {histogram}")
+        took = "less than 1 s" if preview.estimated_s < 1 else f"about {preview.estimated_s:,.0f} s"
+        _add_row(table, "time", f"{took} for one replica at {preview.tokens_per_s:,.0f} tokens/s")
+    _add_row(table, "output", f"{preview.output}, about {_size(preview.output_bytes)}")
+    _add_row(table, "columns", ", ".join(preview.columns))
+    _add_row(table, "memory", f"about {_size(preview.replica_memory_bytes)} per replica")
     if preview.split is not None:
-        table.add_row("replicas", preview.replicas)
+        _add_row(table, "replicas", preview.replicas or "")
         _add_split(table, preview.split)
     console.print(table)
     for hazard in preview.hazards:
-        console.print(f"  ! {hazard}", markup=False)
+        console.print(f"  ! {hazard}", markup=False, soft_wrap=True)
 
 
 def render_paper(preview: PaperPreview) -> None:
     """A plan without weights, on stdout."""
     console = Console()
-    table = Table(title=f"{preview.job}: plan without weights", title_justify="left", show_header=False)
-    table.add_row("model", f"{preview.model} ({preview.architecture}, {preview.dtype})")
-    table.add_row("replicas", preview.replicas)
+    table = _table(f"{preview.job}: plan without weights")
+    _add_input(table, preview)
+    _add_row(table, "model", f"{preview.model} ({preview.architecture}, {preview.dtype})")
+    _add_row(table, "output", preview.output)
+    _add_row(table, "columns", ", ".join(preview.columns))
+    _add_row(table, "replicas", preview.replicas)
     _add_split(table, preview.split)
     console.print(table)
     for hazard in preview.hazards:
-        console.print(f"  ! {hazard}", markup=False)
+        console.print(f"  ! {hazard}", markup=False, soft_wrap=True)
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    """Texts as they are: brackets in them mean nothing."""
+    table.add_row(*map(Text, cells))
+
+
+def _table(title: str) -> Table:
+    """Two columns; what is too long for its place goes on in the next line and is never cut."""
+    columns = Column(overflow="fold"), Column(overflow="fold")
+    return Table(*columns, title=Text(title), title_justify="left", show_header=False)
+
+
+def _add_input(table: Table, preview: JobPreview | PaperPreview) -> None:
+    _add_row(
+        table,
+        "input",
+        f"{counted(preview.files, 'file')}, {counted(preview.rows, 'row')}, {_size(preview.input_bytes)}",
+    )
+    _add_row(table, "shards", f"{preview.shards:,}")
 
 
 def _add_split(table: Table, split: SplitPlan) -> None:
-    table.add_row("weights", f"{split.rank_weight_bytes:,} bytes per rank, of {split.weight_bytes:,} bytes in all")
+    _add_row(table, "weights", f"{split.rank_weight_bytes:,} bytes per rank, of {split.weight_bytes:,} bytes in all")
     if split.cache_token_bytes:
-        table.add_row("cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in float32")
+        _add_row(table, "cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in float32")
     what = "weights, work, and the longest row's cache" if split.cache_token_bytes else "weights and work"
-    table.add_row("rank", f"{split.rank_bytes:,} bytes at least: {what}")
+    _add_row(table, "rank", f"{split.rank_bytes:,} bytes at least: {what}")
     for gigabytes, tokens in split.cache_tokens.items():
-        fits = f"{tokens:,} tokens of cache fit beside the weights" if split.cache_token_bytes else "fits"
+        fits = f"{counted(tokens or 0, 'token')} of cache beside the weights" if split.cache_token_bytes else "fits"
         room = "does not fit" if tokens is None else fits
-        table.add_row(f"{gigabytes} GB", room)
+        _add_row(table, f"{gigabytes} GB", room)
     if split.all_reduces:
         told = f"{split.all_reduces} of {split.all_reduce_bytes:,} bytes for each token of a step, in float32"
-        table.add_row("all-reduces", told)
+        _add_row(table, "all-reduces", told)
     if split.ranks > 1 and split.one_device_gb is not None:
         whole = f"a device of {split.one_device_gb} GB holds the whole model:"
-        table.add_row("", f"{whole} there, model.tensor_parallel: 1 and more replicas do more rows per second")
+        _add_row(table, "", f"{whole} there, model.tensor_parallel: 1 and more replicas do more rows per second")
 
 
 def render_status(status: JobStatus) -> None:
@@ -166,9 +188,12 @@ def render_status(status: JobStatus) -> None:
 
 def render_list(jobs: Sequence[JobStatus]) -> None:
     """Several jobs, one a line, on stdout."""
-    table = Table("job", "state", "rows", "bad rows", "output")
+    if not jobs:
+        Console().print("no jobs")
+        return
+    table = Table(*(Column(name, overflow="fold") for name in ("job", "state", "rows", "bad rows", "output")))
     for job in jobs:
-        table.add_row(job.job, job.state, f"{job.rows_done:,}/{job.rows:,}", f"{job.row_errors:,}", job.output)
+        _add_row(table, job.job, job.state, f"{job.rows_done:,}/{job.rows:,}", f"{job.row_errors:,}", job.output)
     Console().print(table)
 
 
@@ -181,6 +206,10 @@ def render_findings(findings: Sequence[Finding]) -> None:
         console.print(line, soft_wrap=True)  # never broken: hints hold commands to copy
         if finding.hint:
             console.print(Text(f"{'':8}-> {finding.hint}"), soft_wrap=True)
+
+
+def _bin(bound: str) -> str:
+    return f"<={bound}" if bound.isdigit() else bound
 
 
 def _size(size_bytes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -73,8 +73,12 @@ class ShardRunner:
         self._started = time.monotonic()
         self._told = 0.0
 
-    def run(self, backend: Backend) -> Run:
+    def run(self, backend: Backend, on_started: Callable[[], object]) -> Run:
         """Start the backend, work everything off, stop it.
+
+        Args:
+            backend: Not started yet.
+            on_started: Called once it is there, before anything is handed out.
 
         Returns:
             Figures of this run.
@@ -86,6 +90,7 @@ class ShardRunner:
         try:
             self._tell("starting workers", backend)
             self._replicas = backend.start(lambda: self._interrupts.wind_down)
+            on_started()
             self._started = time.monotonic()
             while not self._dispatcher.finished and not self._interrupts.abort:
                 self._keeper.check()

@@ -6,7 +6,7 @@ pydantic is used at this edge only; further in, frozen dataclasses carry what is
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +22,7 @@ from pydantic import (
 
 from jobs.errors import SpecError
 from jobs.spec_task import AutoCount, Section, TaskSpec, as_tuple
-from jobs.spec_yaml import apply_overrides, locate, nearest_key, parse_yaml
+from jobs.spec_yaml import Loc, apply_overrides, locate, nearest_key, parse_yaml
 from sharding.errors import NotFoundError
 
 
@@ -159,11 +159,16 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
         raise NotFoundError(f"no spec file at: `{path}`")
     document = parse_yaml(file)
     data = apply_overrides(document.data, overrides)
-    return parse_spec(data, where=str(path), lines=document.lines)
+    given = [tuple(override.partition("=")[0].strip().split(".")) for override in overrides]
+    return parse_spec(data, where=str(path), lines=document.lines, overridden=given)
 
 
 def parse_spec(
-    data: object, *, where: str = "spec", lines: Mapping[tuple[str | int, ...], int] | None = None
+    data: object,
+    *,
+    where: str = "spec",
+    lines: Mapping[Loc, int] | None = None,
+    overridden: Collection[Loc] = (),
 ) -> JobSpec:
     """Validate plain data as a job.
 
@@ -171,6 +176,7 @@ def parse_spec(
         data: Mapping as YAML gives it.
         where: Name of the file, for messages.
         lines: Line of each key path, for messages.
+        overridden: Key paths that are not as the file has them.
 
     Raises:
         SpecError: As `load_spec`.
@@ -182,7 +188,8 @@ def parse_spec(
         clauses: dict[str, str] = {}
         for problem in problems:
             key = _key(problem["loc"])
-            clause = _clause(problem["type"], problem["loc"], problem["msg"], problem["input"], where, lines or {})
+            place = _place(problem["loc"], where, lines or {}, overridden)
+            clause = _clause(problem["type"], problem["loc"], problem["msg"], problem["input"], place)
             clauses.setdefault(key, clause)  # one mistake in a union of types is one clause
         raise SpecError(
             "\n".join(clauses.values()), hint="`candelabra schema` prints every field and what it means"
@@ -195,27 +202,26 @@ def _lists_to_tuples(data: object) -> object:
     return tuple(_lists_to_tuples(value) for value in data) if isinstance(data, list) else data
 
 
-def _key(loc: tuple[str | int, ...]) -> str:
+def _key(loc: Loc) -> str:
     """Dotted path of a field, without pydantic's notes on which type of a union it tried."""
     notes = ("literal[", "constrained-", "int", "bool", "str", "float", "function-", "dict[", "tuple[")
     return ".".join(str(part) for part in loc if not str(part).startswith(notes))
 
 
-def _clause(
-    kind: str,
-    loc: tuple[str | int, ...],
-    message: str,
-    value: object,
-    where: str,
-    lines: Mapping[tuple[str | int, ...], int],
-) -> str:
-    place = f"{where}:{locate(loc, lines)}: " if lines else f"{where}: "
+def _place(loc: Loc, where: str, lines: Mapping[Loc, int], overridden: Collection[Loc]) -> str:
+    """Where a key stands: the line of the file, or the command line."""
+    if any(loc[: len(path)] == path for path in overridden):
+        return "command line: "
+    return f"{where}:{locate(loc, lines)}: " if lines else f"{where}: "
+
+
+def _clause(kind: str, loc: Loc, message: str, value: object, place: str) -> str:
     key = _key(loc)
     if kind == "extra_forbidden":
         known = nearest_key(JobSpec, loc)
         return f"{place}unknown key{f' (did you mean `{known}`?)' if known else ''}: `{key}`"
     if kind == "missing":
         return f"{place}a needed key is missing: `{key}`"
-    text = message.removeprefix("Value error, ")
+    text = message.removeprefix("Value error, ").replace("a valid tuple", "a list").replace(" after validation", "")
     shown = "a mapping" if isinstance(value, dict | BaseModel) else json.dumps(value, ensure_ascii=False, default=str)
     return f"{place}{key or 'spec'}: {text[0].lower()}{text[1:]}: `{shown if len(shown) <= 80 else shown[:77] + '...'}`"

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
 
+from jobs.batching import Batching
 from jobs.placement import Placement, place_replicas
 from jobs.spec import JobSpec
+from jobs.weight_bytes import WeightBytes, is_matrix, weight_bytes
 from sharding.errors import InfrastructureError, InputError
 from sharding.tensor import ModelSizes, rank_numbers
 from sharding.tensor_shapes import MODEL_TYPES, DecoderShapes, decoder_shapes
+from sharding.words import counted
 from workers.config import DeviceKind, WorkerConfig
 from workers.engine.base import EngineInfo
 from workers.engine.fake import is_fake
@@ -38,6 +41,7 @@ class Dimensions:
 
     Attributes:
         parameters: Numbers of the whole model.
+        rest: Those that are in no layer's matrix.
         decoder: Sizes and shapes, or None where only the rest is known: ranks then count as equal parts.
     """
 
@@ -47,6 +51,7 @@ class Dimensions:
     head_dim: int
     vocab_size: int
     parameters: int
+    rest: int
     decoder: tuple[ModelSizes, Mapping[str, tuple[int, ...]]] | None
 
     @classmethod
@@ -60,6 +65,7 @@ class Dimensions:
             sizes.head_dim,
             sizes.vocab_size,
             sum(map(prod, found.shapes.values())),
+            sum(prod(shape) for name, shape in found.shapes.items() if not is_matrix(name, shape)),
             (sizes, found.shapes),
         )
 
@@ -69,15 +75,26 @@ class Dimensions:
         config = read_object(text_folder(path) / CONFIG) if path.is_dir() else {}
         if config.get("model_type") in MODEL_TYPES:
             return cls.of_shapes(decoder_shapes(config))
-        numbers = info.weight_bytes // _FLOAT_BYTES
-        return cls(info.hidden_size, info.layers, info.kv_heads, info.head_dim, info.vocab_size, numbers, None)
+        return cls.of_info(info)
 
-    def numbers_of(self, ranks: int) -> int:
-        """Numbers of the rank that has most."""
+    @classmethod
+    def of_info(cls, info: EngineInfo) -> Dimensions:
+        """Those that a model tells of itself; of the rest only its token table is known."""
+        numbers, table = info.weight_bytes // _FLOAT_BYTES, info.vocab_size * info.hidden_size
+        rest = min(numbers, table)
+        return cls(info.hidden_size, info.layers, info.kv_heads, info.head_dim, info.vocab_size, numbers, rest, None)
+
+    def weight_bytes(self, ranks: int, held: WeightBytes) -> int:
+        """Weights of the rank that has most."""
         if self.decoder is None:
-            return ceil(self.parameters / ranks)
+            return ceil(held.size(self.parameters - self.rest, self.rest) / ranks)
         sizes, shapes = self.decoder
-        return max(rank_numbers(shapes.items(), sizes, rank=rank, world=ranks) for rank in range(ranks))
+        matrices = [(name, shape) for name, shape in shapes.items() if is_matrix(name, shape)]
+        rest = [(name, shape) for name, shape in shapes.items() if not is_matrix(name, shape)]
+        return max(
+            held.size(*(rank_numbers(part, sizes, rank=rank, world=ranks) for part in (matrices, rest)))
+            for rank in range(ranks)
+        )
 
     def cache_token_bytes(self, ranks: int) -> int:
         """Keys and values of one token on each rank."""
@@ -89,14 +106,14 @@ class Load:
     """What a job keeps in memory beside the weights.
 
     Attributes:
-        number_bytes: Bytes of a number of the weights.
+        held: How weights are held.
         step_tokens: Tokens that are computed at a time.
         rows: Texts that grow at a time; 0 where none do.
         row_tokens: Cache of the longest row, in tokens.
         cache_bytes: Size of the cache, where the spec says.
     """
 
-    number_bytes: int
+    held: WeightBytes
     step_tokens: int
     rows: int
     row_tokens: int
@@ -105,14 +122,20 @@ class Load:
     @classmethod
     def of_job(cls, config: WorkerConfig) -> Load:
         """That of a prepared job."""
-        number_bytes = 2 if config.model.dtype == "bfloat16" else _FLOAT_BYTES
+        held = weight_bytes(config.model.dtype, config.model.device)
+        batching = Batching(config.budget_tokens, config.step_tokens, config.generate_rows, config.cache_bytes)
         sampling = None if config.task.decoder is None else config.task.decoder.sampling
         if config.task.decoder is None or sampling is None:
-            return cls(number_bytes, config.budget_tokens, 0, 0, 0)
+            return cls.of_batching(held, batching)
         row = min(config.task.max_tokens + sampling.max_new_tokens, config.task.decoder.max_positions)
-        return cls(
-            number_bytes, config.step_tokens, config.generate_rows, row * sampling.beams, config.cache_bytes or 0
-        )
+        return cls.of_batching(held, batching, row * sampling.beams)
+
+    @classmethod
+    def of_batching(cls, held: WeightBytes, batching: Batching, row_tokens: int | None = None) -> Load:
+        """The same from parts; without `row_tokens` no text grows."""
+        if row_tokens is None:
+            return cls(held, batching.budget_tokens, 0, 0, 0)
+        return cls(held, batching.step_tokens, batching.generate_rows, row_tokens, batching.cache_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +180,8 @@ def plan_split(model: Dimensions, load: Load, ranks: int) -> SplitPlan:
         )
     return SplitPlan(
         ranks=ranks,
-        weight_bytes=model.parameters * load.number_bytes,
-        rank_weight_bytes=model.numbers_of(ranks) * load.number_bytes,
+        weight_bytes=model.weight_bytes(1, load.held),
+        rank_weight_bytes=model.weight_bytes(ranks, load.held),
         cache_token_bytes=model.cache_token_bytes(ranks),
         rank_bytes=_needed(model, load, ranks),
         cache_tokens={str(gb): count for gb, count in tokens.items()},
@@ -177,26 +200,28 @@ def check_tensor_parallel(spec: JobSpec, path: Path) -> None:
     ranks = spec.model.tensor_parallel
     if ranks == 1:
         return
-    check_backend(spec)
-    if is_fake(spec.model.source):
-        raise InputError(f"model.tensor_parallel above 1 needs a model of a real kind: `{spec.model.source}`")
+    check_ranks(spec)
     from workers.engine.candle import check_split
 
     check_split(path, ranks)
 
 
-def check_backend(spec: JobSpec) -> None:
-    """Check that a job's backend can run its ranks.
+def check_ranks(spec: JobSpec) -> None:
+    """Check what the spec alone says of a job's ranks.
 
     Raises:
-        InputError: It runs one process.
+        InputError: Its backend runs one process, or its model is one that tests make up.
     """
-    if spec.backend == "local" and spec.model.tensor_parallel > 1:
+    ranks = spec.model.tensor_parallel
+    if ranks == 1:
+        return
+    if spec.backend == "local":
         raise InputError(
-            "model.tensor_parallel above 1 needs `backend: ray`, which runs a process for each rank: "
-            f"`{spec.model.tensor_parallel}`",
+            f"model.tensor_parallel above 1 needs `backend: ray`, which runs a process for each rank: `{ranks}`",
             hint="leave backend out, or set model.tensor_parallel to 1",
         )
+    if is_fake(spec.model.source):
+        raise InputError(f"model.tensor_parallel above 1 needs a model of a real kind: `{spec.model.source}`")
 
 
 def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig) -> int:
@@ -204,7 +229,7 @@ def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig
     ranks = spec.model.tensor_parallel
     if ranks == 1 or config.model.device != "cpu":
         return 0
-    return Dimensions.of_model(path, info).numbers_of(ranks) * Load.of_job(config).number_bytes
+    return Dimensions.of_model(path, info).weight_bytes(ranks, Load.of_job(config).held)
 
 
 def place_here(spec: JobSpec, device: DeviceKind, rank_bytes: int) -> Placement | None:
@@ -233,7 +258,7 @@ def describe_replicas(spec: JobSpec, placement: Placement | None) -> str:
     if placement is not None:
         return f"{placement.replicas} here, each {placement.size}"
     many = "as many as the cluster's nodes have room for" if spec.workers.replicas == "auto" else spec.workers.replicas
-    return f"{many}, each {ranks} ranks on one node; submit says at once if they do not fit"
+    return f"{many}, each {counted(ranks, 'rank')} on one node; submit says at once if they do not fit"
 
 
 def _needed(model: Dimensions, load: Load, ranks: int) -> int:
@@ -243,7 +268,7 @@ def _needed(model: Dimensions, load: Load, ranks: int) -> int:
 
 def _beside_cache(model: Dimensions, load: Load, ranks: int) -> int:
     work = load.step_tokens * model.hidden_size * _WIDTHS_AT_WORK + load.rows * model.vocab_size * 2
-    return model.numbers_of(ranks) * load.number_bytes + work * _FLOAT_BYTES
+    return model.weight_bytes(ranks, load.held) + work * _FLOAT_BYTES
 
 
 def _cache_tokens(model: Dimensions, load: Load, ranks: int, gb: int) -> int | None:

@@ -57,11 +57,16 @@ def job_status(output: str) -> JobStatus:
         CorruptStateError: Its records cannot be read.
     """
     storage = open_storage(output)
-    plan = _plan(storage)
-    receipts = read_receipts(storage, plan_digest=plan.digest)
-    failures = read_failures(storage)
     lease = read_lease(storage)
     held = lease is not None and not lease.released and not is_gone(lease)
+    plan = read_plan(storage)
+    if plan is None:
+        progress = _progress(storage)
+        if lease is None or not held or progress is None:
+            raise _no_job(storage)
+        return _starting(storage, lease, progress)
+    receipts = read_receipts(storage, plan_digest=plan.digest)
+    failures = read_failures(storage)
     return JobStatus(
         job=plan.job,
         output=storage.uri,
@@ -72,9 +77,14 @@ def job_status(output: str) -> JobStatus:
         rows=plan.rows,
         rows_done=sum(receipt.rows for receipt in receipts.values()),
         row_errors=sum(receipt.row_errors for receipt in receipts.values()),
-        driver=f"{lease.owner} on {lease.host}, process {lease.pid}, last seen {lease.at}" if lease and held else None,
+        driver=_driver(lease) if lease is not None and held else None,
         progress=_progress(storage) if held else None,
     )
+
+
+def has_plan(output: str) -> bool:
+    """Whether the output holds a job already."""
+    return open_storage(output).exists(layout.PLAN)
 
 
 def job_report(output: str) -> JobReport:
@@ -95,13 +105,15 @@ def find_jobs(folder: str) -> list[JobStatus]:
     if storage.local_root is not None and not storage.local_root.is_dir():
         raise NotFoundError(f"there is no such folder: `{folder}`")
     places = [storage.uri, *(storage.full_uri(child) for child in storage.list_folder().folders)]
-    return [_status_or_damage(place) for place in places if open_storage(place).exists(layout.PLAN)]
+    return [found for found in map(_status_or_damage, places) if found is not None]
 
 
-def _status_or_damage(place: str) -> JobStatus:
-    """A job's status; one whose records cannot be read does not hide the others."""
+def _status_or_damage(place: str) -> JobStatus | None:
+    """A job's status, None where there is no job; one whose records cannot be read does not hide the others."""
     try:
         return job_status(place)
+    except NotFoundError:
+        return None
     except CorruptStateError as error:
         return JobStatus("?", place, f"unreadable: {error}", 0, 0, 0, 0, 0, 0, None, None)
 
@@ -139,8 +151,23 @@ def read_failures(storage: Storage) -> list[FailedShard]:
 def _plan(storage: Storage) -> ShardPlan:
     plan = read_plan(storage)
     if plan is None:
-        raise NotFoundError(f"there is no job at this output: `{storage.uri}`")
+        raise _no_job(storage)
     return plan
+
+
+def _no_job(storage: Storage) -> NotFoundError:
+    return NotFoundError(f"there is no job at this output: `{storage.uri}`")
+
+
+def _driver(lease: LeaseRecord) -> str:
+    return f"{lease.owner} on {lease.host}, process {lease.pid}, last seen {lease.at}"
+
+
+def _starting(storage: Storage, lease: LeaseRecord, progress: dict[str, Any]) -> JobStatus:
+    """A job whose workers are not there yet: its plan is not written before."""
+    told = (progress.get(key) for key in ("shards_total", "rows_total"))
+    shards, rows = (number if isinstance(number, int) else 0 for number in told)
+    return JobStatus(lease.owner, storage.uri, "running", shards, 0, 0, rows, 0, 0, _driver(lease), progress)
 
 
 def _state(

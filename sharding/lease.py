@@ -152,6 +152,19 @@ class Lease:
             self._lost = _highest_epoch(self._storage) != self.epoch
         return self._lost
 
+    def discard(self) -> None:
+        """Ends the lease and removes its record and all earlier ones, where no trace of a driver is to stay.
+
+        For an output without a plan alone: epochs begin anew. Does nothing when the lease is lost or released. No beat
+        may come after it.
+        """
+        with self._lock:
+            if self._record.released or self.is_lost():
+                return
+            for number in sorted(_epochs(self._storage)):  # ours last: an earlier one must not be taken for the latest
+                if number <= self.epoch:
+                    self._storage.delete(layout.lease_path(number))
+
     def release(self) -> None:
         """Lets the next driver start at once. Does nothing when the lease is lost or released."""
         with self._lock:

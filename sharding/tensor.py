@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from sharding.errors import InputError
+from sharding.words import counted
 
 _HEADS = ("q_proj", "q_lin", "k_lin", "v_lin", "self.query", "self.key", "self.value")
 _KV = ("k_proj", "v_proj")
@@ -98,9 +99,10 @@ def check_world(sizes: ModelSizes, world: int) -> None:
         InputError: It cannot; the hint names the numbers that work.
     """
     if world < 1 or not sizes.fits(world):
+        heads = f"{counted(sizes.heads, 'head')}, {counted(sizes.kv_heads, 'key/value head')}"
         raise InputError(
-            f"model of {sizes.heads} heads, {sizes.kv_heads} key/value heads and intermediate size "
-            f"{sizes.intermediate_size} cannot be split over so many ranks: `{world}`",
+            f"model of {heads} and intermediate size {sizes.intermediate_size} cannot be split over so many ranks: "
+            f"`{world}`",
             hint=f"it can be split over: {', '.join(map(str, sizes.fitting_worlds()))}",
         )
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from job_files import Finished, JobFiles, part_digests, sample_table
 
+import jobs.spec
 import jobs.verbs
-from jobs.cli import app
+from jobs.cli import app, main
 
 
 def clean(done: Finished, code: int, *words: str) -> None:
@@ -55,6 +56,45 @@ def test_errors_are_machine_readable_too(files: JobFiles) -> None:
     assert done.code == 6
     assert done.json["exit_code"] == 6
     assert "nothing.yaml" in done.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "hint"),
+    [
+        (("submit",), "missing argument 'SPEC.yaml'", "`candelabra submit --help`"),
+        (("submit", "a.yaml", "b.yaml"), "got unexpected extra argument", "`candelabra submit --help`"),
+        (("frobnicate",), "no such command 'frobnicate'", "`candelabra --help`"),
+        (("status", "out", "--nonsense"), "no such option: --nonsense", "`candelabra status --help`"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_told_as_any_error(
+    files: JobFiles, arguments: tuple[str, ...], text: str, hint: str
+) -> None:
+    clean(files.run(*arguments), 2, f"error: {text}", hint)
+    told = files.run(*arguments, "--json").json
+    assert (told["kind"], told["exit_code"]) == ("UsageError", 2)
+    assert text in told["error"]
+
+
+def test_an_interrupt_before_the_start_says_so_and_exits_130(
+    files: JobFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs.spec, "load_spec", interrupted)
+    monkeypatch.setattr(sys, "argv", ["candelabra", "plan", str(files.spec_file())])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "interrupted before anything was started\n"
+
+
+def test_the_program_without_a_verb_shows_its_help_and_exits_2(files: JobFiles) -> None:
+    done = files.run()
+    assert (done.code, done.stderr) == (2, "")
+    assert "retry-failed" in done.stdout
+    assert files.run("--version").code == 0
 
 
 @pytest.mark.parametrize(
@@ -116,10 +156,10 @@ def test_status_report_list_and_gc_need_no_cluster_and_tell_the_job(files: JobFi
     assert part_digests(files.out()) == before
 
 
-@pytest.mark.parametrize("verb", ["status", "report", "gc", "resume"])
+@pytest.mark.parametrize("verb", ["status", "report", "gc", "resume", "retry-failed"])
 def test_a_job_that_is_not_there_exits_6(files: JobFiles, verb: str) -> None:
     files.write_input(sample_table(10))
-    argument = str(files.spec_file()) if verb == "resume" else str(files.out())
+    argument = str(files.spec_file()) if verb in ("resume", "retry-failed") else str(files.out())
     clean(files.run(verb, argument), 6)
     assert not files.out().exists()
 
@@ -135,6 +175,45 @@ def test_plan_shows_the_job_and_writes_nothing(files: JobFiles) -> None:
     assert any("null" in hazard for hazard in plan["hazards"])
     assert any("exit 1" in hazard for hazard in plan["hazards"])
     assert not files.out().exists()
+
+
+def test_a_plan_of_an_input_without_rows_speaks_of_no_tokens_and_no_time(files: JobFiles) -> None:
+    files.write_input(sample_table(0))
+    done = files.run("plan", str(files.spec_file()))
+    assert done.code == 0, done.stderr
+    assert "1 file, 0 rows" in done.stdout
+    assert "! the input has no rows: the output will be one empty part with the full schema" in done.stdout
+    assert "tokens" not in done.stdout.replace("n_tokens", "").replace("max_tokens", "")
+
+
+def test_a_list_without_jobs_says_so(files: JobFiles) -> None:
+    done = files.run("list", ".")
+    assert (done.code, done.stdout) == (0, "no jobs\n")
+    assert files.run("list", ".", "--json").json == []
+
+
+def test_names_with_brackets_and_long_paths_are_shown_whole(files: JobFiles) -> None:
+    files.write_input(sample_table(30, null_every=0))
+    folder = files.out() / "-".join(["long"] * 30)
+    name = "[red]x[/red] [/b] [1]"
+    spec = str(files.spec_file(name=name, output__path=str(folder)))
+    for words in (("plan", spec), ("submit", spec), ("report", str(folder)), ("list", str(files.out()))):
+        done = files.run(*words)
+        assert done.code == 0, done.stderr
+        cells = "".join(character for character in done.stdout if character not in "│┃┌┐└┘─ \n")
+        assert name.replace(" ", "") in cells, words
+        assert words[0] == "list" or folder.name in cells, words
+        assert "…" not in done.stdout, words
+    assert name in files.run("status", str(folder)).stdout
+
+
+def test_a_hazard_is_one_line_however_long(files: JobFiles) -> None:
+    files.write_input(sample_table(30))
+    done = files.run("plan", str(files.spec_file(backend="ray", workers__replicas=999, workers__cpus=1)))
+    assert done.code == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "submit would end with exit 5" in line]
+    assert len(lines) == 1
+    assert "999 replicas of 1 CPU and 0 GPUs do not fit; the nodes have: `" in lines[0]
 
 
 def test_schema_prints_the_specs_fields_or_an_outputs_columns(files: JobFiles) -> None:

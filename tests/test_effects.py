@@ -77,6 +77,29 @@ def test_least_tokens_of_json_and_settings_of_generation_for_other_kinds_are_tol
     assert settings_without_effect(files.spec()) == []
 
 
+def test_settings_of_split_models_are_told_where_one_rank_holds_the_model(files: JobFiles) -> None:
+    asked = {"backend": "ray", "workers__rank_timeout_s": 7.5, "ray__placement_timeout_s": 20.0}
+    assert settings_without_effect(files.spec(**asked)) == [
+        "workers.rank_timeout_s 7.5 has no effect: it belongs to `model.tensor_parallel` above 1",
+        "ray.placement_timeout_s 20 has no effect: it belongs to `model.tensor_parallel` above 1",
+    ]
+    assert settings_without_effect(files.spec(**asked, model__tensor_parallel=2)) == []
+    defaults = {"backend": "ray", "workers__rank_timeout_s": 60.0, "ray__placement_timeout_s": 300.0}
+    assert settings_without_effect(files.spec(**defaults)) == []
+
+
+def test_settings_of_ray_are_told_where_the_job_runs_without_it(files: JobFiles) -> None:
+    asked = {"workers__replicas": 3, "workers__gpus": 1, "ray__address": "127.0.0.1:6379"}
+    reason = "`backend: local` is one worker in this process"
+    assert settings_without_effect(files.spec(**asked)) == [
+        f"workers.replicas 3 has no effect: {reason}",
+        f"workers.gpus 1 has no effect: {reason}",
+        f"ray.address 127.0.0.1:6379 has no effect: {reason}",
+    ]
+    assert settings_without_effect(files.spec(**asked, backend="ray")) == []
+    assert settings_without_effect(files.spec(workers__replicas=1)) == []
+
+
 def test_validate_and_submit_warn_on_stderr_and_go_on(files: JobFiles) -> None:
     files.write_input(sample_table(20, null_every=0))
     spec = str(files.spec_file(task=task(temperature=0, top_k=5)))

@@ -80,7 +80,7 @@ def nodes() -> Iterator[Nodes]:
 def test_ranks_that_no_node_has_room_for_are_told_at_once_with_what_each_has(files: JobFiles, nodes: Nodes) -> None:
     source = write_split_model(files)
     write_prompts(files, 50)
-    with pytest.raises(InfrastructureError, match="4 ranks on one node, each with 1 CPUs, 1 GPUs") as caught:
+    with pytest.raises(InfrastructureError, match="4 ranks on one node, each with 1 CPU, 1 GPU") as caught:
         run_job(files.spec(**SPLIT | {"model__source": source, "model__tensor_parallel": 4}))
     assert exit_code_of(caught.value) == ExitCode.INFRASTRUCTURE
     assert str(caught.value).count("2 CPUs, 2 GPUs") == 3

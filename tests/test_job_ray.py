@@ -169,7 +169,7 @@ def test_a_running_cluster_of_two_nodes_is_used_by_its_address_and_left_as_it_wa
         spec = files.spec_file(backend="ray", ray__address=cluster.address, workers__cpus=1)
         done = files.run("submit", str(spec), "--json", "--verbose", timeout_s=200)
         assert done.code == 0, done.stderr
-        assert "placing 2 replicas of 1 CPUs" in done.stderr
+        assert "placing 2 replicas of 1 CPU and 0 GPUs" in done.stderr
         assert part_digests(files.out()) == reference
         ray.init(address=cluster.address, log_to_driver=False)
         wait_until(lambda: ray.available_resources().get("CPU") == 2)
@@ -195,6 +195,29 @@ def test_an_interrupted_driver_on_ray_finishes_what_is_in_flight_and_says_so(
     assert "SIGTERM received" not in stderr
     assert files.run("submit", spec).code == 0
     assert files.rows()["id"].to_pylist() == list(range(4000))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("server", ["", "gcs_server", "raylet"])
+def test_a_driver_interrupted_while_ray_starts_ends_as_at_any_other_time(
+    files: JobFiles, number: signal.Signals, code: int, server: str
+) -> None:
+    files.write_input(sample_table(4000))
+    spec = str(files.spec_file(backend="ray", sharding__target_rows=10))
+    driver = files.start("submit", spec, "--json")
+    progress = files.out() / "_candelabra" / "progress.json"
+
+    def begun() -> bool:
+        names = [process.name() for process in psutil.Process(driver.pid).children(recursive=True)]
+        return progress.exists() and (not server or server in names)
+
+    wait_until(lambda: driver.poll() is not None or begun())
+    driver.send_signal(number)
+    stdout, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == code, stderr
+    assert json.loads(stdout)["state"] == "interrupted"
+    assert "Traceback" not in stderr
+    assert files.run("submit", spec).code == 0
 
 
 def test_stdout_is_the_report_alone_though_a_worker_dies(files: JobFiles) -> None:
@@ -228,8 +251,6 @@ def test_a_job_that_waits_for_a_place_can_be_interrupted(files: JobFiles, cluste
     address = ray.get_runtime_context().gcs_address
     spec = str(files.spec_file(backend="ray", ray__address=address, workers__cpus=1, workers__replicas=1))
     driver = files.start("submit", spec, "--json")
-    plan = files.out() / "_candelabra" / "plan.json"
-    wait_until(lambda: driver.poll() is not None or plan.exists())
     wait_until(lambda: driver.poll() is not None or pending_actors())
     driver.send_signal(signal.SIGINT)
     stdout, stderr = driver.communicate(timeout=60)

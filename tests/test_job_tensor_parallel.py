@@ -210,8 +210,8 @@ def test_more_ranks_than_a_node_has_room_for_are_told_at_once(files: JobFiles, c
     source = write_split_model(files)
     write_prompts(files, 50)
     for changes, words_told in (
-        ({"model__tensor_parallel": 4}, "1 replicas of 4 ranks on one node, each with 1 CPUs"),
-        ({"workers__gpus": 1}, "each with 1 CPUs, 1 GPUs"),
+        ({"model__tensor_parallel": 4}, "1 replica of 4 ranks on one node, each with 1 CPU"),
+        ({"workers__gpus": 1}, "each with 1 CPU, 1 GPU"),
         ({"workers__replicas": 2}, "2 replicas of 2 ranks on one node"),
     ):
         with pytest.raises(InfrastructureError, match=words_told) as caught:

@@ -19,8 +19,10 @@ from jobs.placement import place_replicas
 from jobs.preview import preview_job
 from jobs.spec import load_spec
 from jobs.split import Dimensions, Load, plan_split
+from jobs.weight_bytes import weight_bytes
 from sharding.errors import CandelabraError, InfrastructureError, InputError
 from sharding.tensor_shapes import decoder_shapes
+from sharding.words import counted
 from workers.resources.limits import available_threads
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +63,8 @@ def folder(tmp_path: Path) -> Path:
 def plan(folder: Path, ranks: int, *settings: str) -> PaperPreview:
     """What `plan` says of a 7B job."""
     config = ROOT / f"configs/generate-qwen2.5-7b-tp{ranks}.yaml"
-    found = preview_on_paper(load_spec(config, [f"model.source={folder}", *settings]))
+    data = f"input.path={ROOT / 'data/stdlib-docs-100.parquet'}"
+    found = preview_on_paper(load_spec(config, [f"model.source={folder}", data, *settings]))
     assert found is not None
     return found
 
@@ -85,10 +88,28 @@ def test_a_7b_model_is_planned_from_config_and_index_alone(folder: Path, ranks: 
 
 def test_a_plan_without_weights_is_readable_and_plain_data(files: JobFiles, folder: Path) -> None:
     words = ("plan", str(ROOT / "configs/generate-qwen2.5-7b-tp2.yaml"), "--set", f"model.source={folder}")
-    assert files.run(*words, "--json").json["split"]["cache_tokens"].keys() == {"24", "40", "80", "141"}
+    words += ("--set", f"input.path={ROOT / 'data/stdlib-docs-100.parquet'}")
+    found = files.run(*words, "--json").json
+    assert found["split"]["cache_tokens"].keys() == {"24", "40", "80", "141"}
+    assert (found["files"], found["rows"], found["shards"]) == (1, 100, 2)
+    assert found["columns"][-7:] == [
+        "text",
+        "finish_reason",
+        "n_new_tokens",
+        "logprob",
+        "n_tokens",
+        "truncated",
+        "error",
+    ]
     done = files.run(*words)
     assert done.code == 0, done.stderr
-    for text in ("7,615,820,800 bytes per rank", "57 of 14,336 bytes", "24 GB", "model.tensor_parallel: 1"):
+    for text in (
+        "1 file, 100 rows",
+        "7,615,820,800 bytes per rank",
+        "57 of 14,336 bytes",
+        "24 GB",
+        "model.tensor_parallel: 1",
+    ):
         assert text in " ".join(done.stdout.split()), done.stdout
 
 
@@ -128,7 +149,7 @@ def test_an_index_of_another_model_is_refused_with_what_differs(folder: Path) ->
 
 def test_a_model_too_large_for_one_device_names_the_ranks_that_hold_it() -> None:
     large = decoder_shapes(QWEN_7B | {"num_hidden_layers": 400})
-    load = Load(number_bytes=2, step_tokens=512, rows=64, row_tokens=4160, cache_bytes=0)
+    load = Load(held=weight_bytes("bfloat16", "cuda"), step_tokens=512, rows=64, row_tokens=4160, cache_bytes=0)
     with pytest.raises(InfrastructureError, match=r"a rank needs 19\d\.\d GB .* has: `141 GB`") as caught:
         plan_split(Dimensions.of_shapes(large), load, 1)
     assert caught.value.hint is not None
@@ -145,7 +166,7 @@ def test_a_whole_model_is_planned_with_its_ranks(files: JobFiles) -> None:
     assert found.split.weight_bytes == 154_432 * 4
     assert found.split.all_reduces == 7
     assert found.replicas is not None
-    assert found.replicas.startswith("1 here, each 2 ranks on one node, each with 1 CPUs")
+    assert found.replicas.startswith("1 here, each 2 ranks on one node, each with 1 CPU, 0 GPUs and")
     elsewhere = preview_job(files.spec(**changes, ray__address="127.0.0.1:1"))
     assert elsewhere.replicas is not None
     assert elsewhere.replicas.startswith("as many as the cluster's nodes have room for, each 2 ranks on one node")
@@ -162,8 +183,8 @@ def test_ranks_without_room_on_this_machine_are_refused_by_plan_with_need_and_ha
     done = files.run("plan", str(spec))
     assert done.code == 5, done.stderr
     assert "Traceback" not in done.stderr
-    assert f"8 ranks on one node, each with {cpus} CPUs" in done.stderr
-    assert f"the nodes have: `{cpus} CPUs, " in done.stderr
+    assert f"8 ranks on one node, each with {counted(cpus, 'CPU')}" in done.stderr
+    assert f"the nodes have: `{counted(cpus, 'CPU')}, " in done.stderr
 
 
 def test_the_plan_of_a_split_encoder_speaks_of_no_cache(files: JobFiles) -> None:
@@ -208,6 +229,31 @@ def test_jobs_that_cannot_be_split_are_refused_before_anything_is_written(
     assert not files.out().exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"backend": "local", "model__source": "some/model"},
+            "needs `backend: ray`, which runs a process for each rank",
+        ),
+        ({"backend": "ray", "model__source": "fake:8"}, "needs a model of a real kind: `fake:8`"),
+    ],
+)
+def test_validate_refuses_what_the_spec_alone_tells_of_ranks_in_the_words_of_submit(
+    files: JobFiles, changes: dict[str, Any], words: str
+) -> None:
+    files.write_input(sample_table(20))
+    if changes["backend"] == "local":
+        changes = changes | {"model__source": write_split_model(files)}
+    spec = str(files.spec_file(model__tensor_parallel=2, **changes))
+    told = [files.run(verb, spec) for verb in ("validate", "plan", "submit")]
+    assert [done.code for done in told] == [2, 2, 2]
+    assert words in told[0].stderr
+    assert len({done.stderr for done in told}) == 1
+    assert told[0].stdout == ""
+    assert files.run("validate", spec, "--set", "model.tensor_parallel=1").code == 0
+
+
 def test_the_local_backend_named_by_argument_is_refused_too(files: JobFiles) -> None:
     source = write_split_model(files)
     write_prompts(files, 20)
@@ -237,8 +283,8 @@ def test_replicas_fill_whole_nodes_with_gangs(
 @pytest.mark.parametrize(
     ("nodes", "ranks", "gpus", "words"),
     [
-        ([(2, 1), (2, 1)], 2, 1, "2 ranks on one node, each with 1 CPUs and 1 GPUs do not fit"),
-        ([(2, 1), (2, 1)], 2, 1, "`2 CPUs, 1 GPUs; 2 CPUs, 1 GPUs`"),
+        ([(2, 1), (2, 1)], 2, 1, "2 ranks on one node, each with 1 CPU and 1 GPU does not fit"),
+        ([(2, 1), (2, 1)], 2, 1, "`2 CPUs, 1 GPU; 2 CPUs, 1 GPU`"),
         ([(2, 0)], 4, 0, "`2 CPUs, 0 GPUs`"),
         ([], 2, 1, "the nodes have: `none`"),
     ],
@@ -257,7 +303,7 @@ def test_ranks_that_no_node_holds_together_are_refused_with_what_each_node_has(
 def test_ranks_whose_weights_no_node_holds_are_refused_with_the_memory_of_each() -> None:
     node = {"CPU": 8.0, "memory": float(10 << 30)}
     assert place_replicas([node], None, 1, 0, device="cpu", ranks=2, rank_bytes=3 << 30).replicas == 1
-    with pytest.raises(InfrastructureError, match=r"6,144 MiB of memory do not fit; .*`8 CPUs, 0 GPUs, 10,240 MiB"):
+    with pytest.raises(InfrastructureError, match=r"6,144 MiB of memory does not fit; .*`8 CPUs, 0 GPUs, 10,240 MiB"):
         place_replicas([node], None, 1, 0, device="cpu", ranks=2, rank_bytes=6 << 30)
 
 

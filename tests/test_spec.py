@@ -185,6 +185,19 @@ def test_a_malformed_override_is_refused(write, override: str) -> None:  # type:
     refused(write(GOOD), override)
 
 
+def test_a_mistake_of_the_command_line_is_not_laid_on_a_line_of_the_file(write) -> None:  # type: ignore[no-untyped-def]
+    path = write(GOOD)
+    for override in ("sharding.target_rows=0", "output.path=", "input.path=[]", "input.path=", "backend=spark"):
+        told = refused(path, override)
+        assert told.startswith(f"command line: {override.partition('=')[0]}: "), told
+        assert "tuple" not in told
+        assert "validation" not in told
+    assert refused(path, "task.kin=embed").startswith("command line: unknown key (did you mean `kind`?)")
+    other = refused(write(GOOD.replace("name:", "nmae:")), "sharding.target_rows=0").splitlines()
+    assert [line.partition(": ")[0] == "command line" for line in other].count(True) == 1
+    assert len(other) > 1
+
+
 def test_an_override_of_an_unknown_field_names_the_nearest(write) -> None:  # type: ignore[no-untyped-def]
     assert "did you mean `replicas`" in refused(write(GOOD), "workers.replcas=3")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from workers.config import TaskConfig
+from workers.config import TaskConfig, TaskKind
 
 FACT_FIELDS = (
     pa.field("n_tokens", pa.int32()),
@@ -24,15 +24,19 @@ def result_fields(task: TaskConfig, column: str) -> tuple[pa.Field, ...]:
         task: The task.
         column: Name of the main column: the embedding, the label, the score, the text.
     """
-    if task.kind == "generate":
-        assert task.decoder is not None, "a decoder task"
-        assert task.decoder.sampling is not None, "a task of kind generate"
-        return completion_fields(column, task.decoder.sampling.n)
-    if task.kind == "embed":
-        return (pa.field(column, pa.list_(pa.field("element", pa.float32()), task.width)),)
-    if task.kind == "classify":
+    sampling = None if task.decoder is None else task.decoder.sampling
+    return fields_of_kind(task.kind, column, width=task.width, n=1 if sampling is None else sampling.n)
+
+
+def fields_of_kind(kind: TaskKind, column: str, *, width: int, n: int) -> tuple[pa.Field, ...]:
+    """The same from parts: values of an embedding, completions of a row."""
+    if kind == "generate":
+        return completion_fields(column, n)
+    if kind == "embed":
+        return (pa.field(column, pa.list_(pa.field("element", pa.float32()), width)),)
+    if kind == "classify":
         return (pa.field(column, pa.string()), pa.field("score", pa.float32()))
-    if task.kind == "score":
+    if kind == "score":
         counted = pa.field("n_answer_tokens", pa.int32())
         return (pa.field(column, pa.float32()), counted, pa.field("perplexity", pa.float32()))
     return (pa.field(column, pa.float32()),)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from sharding.storage.base import Entry, Folder, Storage
-from sharding.storage.local import LocalStorage, translate_os_error
+from sharding.storage.local import SCRATCH, LocalStorage, translate_os_error
 from sharding.storage.uri import Location, is_inside, parse_uri, same_location, split_uri
 
 __all__ = [
+    "SCRATCH",
     "Entry",
     "Folder",
+    "LocalStorage",
     "Location",
     "Storage",
     "is_inside",

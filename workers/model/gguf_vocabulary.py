@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sharding.words import counted
 from workers.errors import ModelError
 
 PREFIX = "tokenizer.ggml."
@@ -98,5 +99,5 @@ def read_list(metadata: Mapping[str, Any], key: str, kind: type, name: str, leng
     if not isinstance(values, list) or not values or not all(isinstance(value, kind) for value in values):
         raise ModelError(f"{name} lacks a part of its tokenizer, or has one of another type: `{PREFIX}{key}`")
     if length is not None and len(values) != length:
-        raise ModelError(f"{name} has {length} tokens and another number of {PREFIX}{key}: `{len(values)}`")
+        raise ModelError(f"{name} has {counted(length, 'token')} and another number of {PREFIX}{key}: `{len(values)}`")
     return values
