@@ -67,8 +67,8 @@ impl Op for Quantize<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn apply<S: Simd>(self, _: S) {
-        self.to.quantize(self.x, self.rows, self.k);
+    fn apply<S: Simd>(self, s: S) {
+        self.to.quantize(s, self.x, self.rows, self.k);
     }
 }
 

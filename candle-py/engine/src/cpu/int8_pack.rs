@@ -1,7 +1,7 @@
 //! Weights as the product of bytes reads them: panels of a few registers' columns; for each 64 of k, 16 rows of lanes with
-//! four bytes each, then a row of lanes with the columns' scales.
+//! four bytes each, then a row of lanes with the columns' scales (which make up for the mixing of both sides, too).
 
-use super::int8_rows::{BLOCK, quantize_block};
+use super::int8_rows::{BLOCK, quantize_block, unquantized};
 use super::isa::Isa;
 use super::pack::{LINE_FLOATS, Line, PackedMatrix, Panels, Storage, floats_of_mut};
 use super::simd::{Op, Simd};
@@ -27,13 +27,12 @@ impl Op for PackBytes<'_> {
     type Output = PackedMatrix;
 
     #[inline(always)]
-    fn apply<S: Simd>(self, _: S) -> PackedMatrix {
+    fn apply<S: Simd>(self, s: S) -> PackedMatrix {
         let PackBytes { weight, n, k, isa } = self;
         let panels = Panels::new(n, S::LANES, S::BYTE_TILE_REGISTERS);
         let steps = Storage::Int8.steps(k);
         let mut lines = vec![Line::ZERO; panels.packed_len(steps).div_ceil(LINE_FLOATS)];
         let floats = floats_of_mut(&mut lines);
-        let mut numbers = [0.0; BLOCK];
         let mut bytes = [0; BLOCK];
         for index in 0..panels.count() {
             let panel = panels.get(index);
@@ -42,12 +41,11 @@ impl Op for PackBytes<'_> {
             for (first, to) in (0..k).step_by(BLOCK).zip(to.chunks_exact_mut(width * BLOCK_STEPS)) {
                 let depth = BLOCK.min(k - first);
                 for column in 0..width {
-                    numbers.fill(0.0);
-                    if column < panel.columns {
-                        let from = &weight[(panel.start + column) * k + first..][..depth];
-                        numbers[..depth].copy_from_slice(from);
-                    }
-                    let scale = quantize_block(&numbers, &mut bytes);
+                    let numbers = match column < panel.columns {
+                        true => &weight[(panel.start + column) * k + first..][..depth],
+                        false => &[],
+                    };
+                    let scale = quantize_block(s, numbers, &mut bytes) / BLOCK as f32;
                     let groups = bytes.chunks_exact(GROUP).map(|group| {
                         let group: [u8; GROUP] = std::array::from_fn(|i| group[i].wrapping_add(EXCESS as u8));
                         f32::from_bits(u32::from_ne_bytes(group))
@@ -68,9 +66,8 @@ pub(super) fn unpack_column(lanes: impl Iterator<Item = f32>, to: &mut [f32]) {
     for to in to.chunks_mut(BLOCK) {
         groups.iter_mut().zip(&mut lanes).for_each(|(group, lane)| *group = lane);
         let scale = lanes.next().unwrap_or(0.0);
-        for (to, group) in to.chunks_mut(GROUP).zip(groups) {
-            let bytes = group.to_bits().to_ne_bytes();
-            to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = scale * (i32::from(byte) - EXCESS) as f32);
-        }
+        let bytes = groups.iter().flat_map(|group| group.to_bits().to_ne_bytes());
+        let block = unquantized(bytes.map(|byte| i32::from(byte) - EXCESS), scale);
+        to.copy_from_slice(&block[..to.len()]);
     }
 }

@@ -74,13 +74,6 @@ pub(super) struct Line([f32; LINE_FLOATS]);
 impl Line {
     /// A line of zeros.
     pub(super) const ZERO: Line = Line([0.0; LINE_FLOATS]);
-
-    /// The line as bytes, to be written.
-    #[inline(always)]
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8; LINE_FLOATS * size_of::<f32>()] {
-        // SAFETY: 16 floats are 64 bytes, every pattern of which is a float, and the borrow is exclusive.
-        unsafe { &mut *self.0.as_mut_ptr().cast() }
-    }
 }
 
 /// The floats of lines.
@@ -93,6 +86,12 @@ pub(super) fn floats_of(lines: &[Line]) -> &[f32] {
 pub(super) fn floats_of_mut(lines: &mut [Line]) -> &mut [f32] {
     // SAFETY: as in `floats_of`, and the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_FLOATS) }
+}
+
+/// The bytes of lines, to be written.
+pub(super) fn bytes_of_mut(lines: &mut [Line]) -> &mut [u8] {
+    // SAFETY: as in `floats_of_mut`; every pattern of four bytes is a float.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
 }
 
 impl PackedMatrix {

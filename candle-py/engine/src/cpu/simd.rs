@@ -87,6 +87,9 @@ pub(super) trait Simd: Copy {
     fn upper_bfloat16(self, pairs: Self::V) -> Self::V;
     /// `if a < b { then } else { otherwise }`, lane by lane.
     fn if_less(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
+    /// `a + b` in the place of a, `a - b` in the place of b, for any two lanes a and b that are `STEP` apart: a power of two
+    /// below `LANES`.
+    fn butterflies<const STEP: usize>(self, v: Self::V) -> Self::V;
     /// Every lane `value`.
     fn splat_int(self, value: i32) -> Self::I;
     /// All lanes.
@@ -105,6 +108,19 @@ pub(super) trait Simd: Copy {
     fn sum(self, a: Self::V) -> f32;
     /// Greatest lane.
     fn greatest(self, a: Self::V) -> f32;
+}
+
+/// What `butterflies` multiplies the lanes with before it adds their partners.
+pub(super) const fn butterfly_signs<const LANES: usize>(step: usize) -> [f32; LANES] {
+    let mut signs = [1.0; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        if lane & step != 0 {
+            signs[lane] = -1.0;
+        }
+        lane += 1;
+    }
+    signs
 }
 
 /// Walks `$len` floats a register at a time: the body sees the offset `$at` and the `$count` of lanes, a constant but for the

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Isa;
-use super::simd::{MOST_LANES, Op, Simd};
+use super::simd::{MOST_LANES, Op, Simd, butterfly_signs};
 
 /// The upper 16 bits of a lane.
 const UPPER_HALF: i32 = -0x1_0000;
@@ -177,6 +177,18 @@ impl Simd for Avx2 {
     fn if_less(self, a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
         // SAFETY: as above the impl.
         unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn butterflies<const STEP: usize>(self, v: __m256) -> __m256 {
+        // SAFETY: as above the impl; the signs are 8 floats.
+        unsafe {
+            let partners = match STEP {
+                1 => _mm256_permute_ps::<0b10_11_00_01>(v),
+                2 => _mm256_permute_ps::<0b01_00_11_10>(v),
+                _ => _mm256_permute2f128_ps::<1>(v, v),
+            };
+            _mm256_fmadd_ps(v, _mm256_loadu_ps(const { butterfly_signs::<8>(STEP) }.as_ptr()), partners)
+        }
     }
     #[inline(always)]
     fn splat_int(self, value: i32) -> __m256i {

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Isa;
-use super::simd::{MOST_LANES, Op, Simd};
+use super::simd::{MOST_LANES, Op, Simd, butterfly_signs};
 
 /// The upper 16 bits of a lane.
 const UPPER_HALF: i32 = -0x1_0000;
@@ -187,6 +187,19 @@ impl Simd for Avx512 {
     fn if_less(self, a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
         // SAFETY: as above the impl.
         unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), otherwise, then) }
+    }
+    #[inline(always)]
+    fn butterflies<const STEP: usize>(self, v: __m512) -> __m512 {
+        // SAFETY: as above the impl; the signs are 16 floats.
+        unsafe {
+            let partners = match STEP {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(v),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(v),
+                4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v),
+                _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v),
+            };
+            _mm512_fmadd_ps(v, _mm512_loadu_ps(const { butterfly_signs::<16>(STEP) }.as_ptr()), partners)
+        }
     }
     #[inline(always)]
     fn splat_int(self, value: i32) -> __m512i {

@@ -124,6 +124,10 @@ impl Simd for ScalarLanes {
         std::array::from_fn(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
     }
     #[inline(always)]
+    fn butterflies<const STEP: usize>(self, v: V) -> V {
+        std::array::from_fn(|lane| if lane & STEP == 0 { v[lane] + v[lane ^ STEP] } else { v[lane ^ STEP] - v[lane] })
+    }
+    #[inline(always)]
     fn splat_int(self, value: i32) -> [i32; 4] {
         [value; 4]
     }
