@@ -45,7 +45,7 @@ impl Op for PackBytes<'_> {
                         true => &weight[(panel.start + column) * k + first..][..depth],
                         false => &[],
                     };
-                    let scale = quantize_block(s, numbers, &mut bytes) / BLOCK as f32;
+                    let scale = quantize_block(s, numbers, &mut bytes).0 / BLOCK as f32;
                     let groups = bytes.chunks_exact(GROUP).map(|group| {
                         let group: [u8; GROUP] = std::array::from_fn(|i| group[i].wrapping_add(EXCESS as u8));
                         f32::from_bits(u32::from_ne_bytes(group))

@@ -9,6 +9,9 @@ use super::simd::Simd;
 /// Numbers that share a scale. Where a row is no multiple of it, zeros follow.
 pub(super) const BLOCK: usize = 64;
 
+/// Lanes of the narrowest register.
+const LEAST_LANES: usize = 4;
+
 /// A block whose numbers are all below this counts as zeros: their scale would be no normal number.
 const LEAST: f32 = 1e-30;
 
@@ -52,8 +55,7 @@ impl ByteRows {
         let scales = self.scales.chunks_exact_mut(blocks).zip(self.sums.chunks_exact_mut(blocks));
         for ((row, bytes), (scales, sums)) in x.chunks_exact(k).zip(bytes).zip(scales) {
             for (block, (numbers, bytes)) in row.chunks(BLOCK).zip(bytes.as_chunks_mut().0).enumerate() {
-                scales[block] = quantize_block(s, numbers, bytes);
-                sums[block] = bytes.iter().map(|byte| i32::from(*byte as i8)).sum();
+                (scales[block], sums[block]) = quantize_block(s, numbers, bytes);
             }
         }
     }
@@ -76,60 +78,65 @@ impl ByteRows {
     }
 }
 
-/// Mixes up to a block of numbers, rounds them to the nearest multiples of a scale, ties to even, and returns the scale. A
-/// block with a number that is not finite gets the scale NaN, and so does all that comes of it.
+/// Mixes up to a block of numbers and rounds them to the nearest multiples of a scale, ties to even: the scale, and the sum of
+/// the bytes. A block with a number that is not finite gets the scale NaN, and so does all that comes of it.
+///
+/// The mixing is the Walsh-Hadamard transform, `sqrt(BLOCK)` times an orthogonal one: it leaves products of two blocks what
+/// they are but for the factor `BLOCK`, and spreads a number that stands out over all 64, which would else leave the others
+/// few of the 127 steps. After Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
 #[inline(always)]
-pub(super) fn quantize_block<S: Simd>(s: S, numbers: &[f32], bytes: &mut [u8; BLOCK]) -> f32 {
-    let mut block = [0.0; BLOCK];
-    match <&[f32; BLOCK]>::try_from(numbers) {
-        Ok(numbers) => block = *numbers,
-        Err(_) => block[..numbers.len()].copy_from_slice(numbers),
+pub(super) fn quantize_block<S: Simd>(s: S, numbers: &[f32], bytes: &mut [u8; BLOCK]) -> (f32, i32) {
+    let mut rest = [0.0; BLOCK];
+    let from = match numbers.len() {
+        BLOCK => numbers.as_ptr(),
+        len => {
+            rest[..len].copy_from_slice(numbers);
+            rest.as_ptr()
+        }
+    };
+    let mut lanes = [s.splat(0.0); BLOCK / LEAST_LANES];
+    let lanes = &mut lanes[..BLOCK / S::LANES];
+    for (i, lanes) in lanes.iter_mut().enumerate() {
+        // SAFETY: `from` has a block of numbers, `BLOCK / LANES` registers.
+        let v = s.butterflies::<2>(s.butterflies::<1>(unsafe { s.load(from.add(i * S::LANES)) }));
+        let v = if S::LANES > 4 { s.butterflies::<4>(v) } else { v };
+        *lanes = if S::LANES > 8 { s.butterflies::<8>(v) } else { v };
     }
-    mix(s, &mut block);
-    // The order of magnitudes is that of their bits, and NaN's are the greatest.
-    let greatest = block.iter().map(|number| number.to_bits() & 0x7fff_ffff).fold(0, u32::max);
-    let greatest = f32::from_bits(greatest);
+    let mut step = 1;
+    while step < BLOCK / S::LANES {
+        for pair in lanes.chunks_exact_mut(2 * step) {
+            let (a, b) = pair.split_at_mut(step);
+            a.iter_mut().zip(b).for_each(|(a, b)| (*a, *b) = (s.add(*a, *b), s.sub(*a, *b)));
+        }
+        step *= 2;
+    }
+
+    let greatest = lanes.iter().fold(s.splat(0.0), |greatest, v| s.greater_magnitude(greatest, *v));
+    let greatest = s.greatest_magnitude(greatest);
     if greatest < LEAST {
         *bytes = [0; BLOCK];
-        return 0.0;
+        return (0.0, 0);
     }
     if !greatest.is_finite() {
         *bytes = [0; BLOCK];
-        return f32::NAN;
+        return (f32::NAN, 0);
     }
-    let inverse = 127.0 / greatest;
-    for (byte, number) in bytes.iter_mut().zip(&block) {
-        // SAFETY: the product is finite, and a number of at most 128.
-        let rounded: i32 = unsafe { (number * inverse).round_ties_even().to_int_unchecked() };
-        *byte = rounded as u8;
+    let inverse = s.splat(127.0 / greatest);
+    let mut sum = s.splat_int(0);
+    for (v, bytes) in lanes.iter().zip(bytes.chunks_exact_mut(S::LANES)) {
+        let rounded = s.to_int(s.mul(*v, inverse));
+        sum = s.add_int(sum, rounded);
+        // SAFETY: the chunk is `LANES` bytes.
+        unsafe { s.store_bytes(rounded, bytes.as_mut_ptr()) };
     }
-    greatest / 127.0
+    (greatest / 127.0, s.sum_int(sum))
 }
 
-/// The Walsh-Hadamard transform of a block, `sqrt(BLOCK)` times an orthogonal one: it leaves products of two blocks what they
-/// are but for the factor `BLOCK`, and spreads a number that stands out over all 64, which would else leave the others few
-/// of the 127 steps. After Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
-#[inline(always)]
-fn mix<S: Simd>(s: S, block: &mut [f32; BLOCK]) {
-    for lanes in block.chunks_exact_mut(S::LANES) {
-        // SAFETY: the chunk is one register long.
-        unsafe {
-            let mut v = s.butterflies::<2>(s.butterflies::<1>(s.load(lanes.as_ptr())));
-            if S::LANES > 4 {
-                v = s.butterflies::<4>(v);
-            }
-            if S::LANES > 8 {
-                v = s.butterflies::<8>(v);
-            }
-            s.store(v, lanes.as_mut_ptr());
-        }
-    }
-    mix_from(block, S::LANES);
-}
-
-/// `mix`'s steps from `step` on.
-#[inline(always)]
-fn mix_from(block: &mut [f32; BLOCK], mut step: usize) {
+/// The numbers of a block, from its bytes and its scale.
+pub(super) fn unquantized(bytes: impl Iterator<Item = i32>, scale: f32) -> [f32; BLOCK] {
+    let mut block = [0.0; BLOCK];
+    block.iter_mut().zip(bytes).for_each(|(number, byte)| *number = scale * byte as f32);
+    let mut step = 1;
     while step < BLOCK {
         for pair in block.chunks_exact_mut(2 * step) {
             let (a, b) = pair.split_at_mut(step);
@@ -137,12 +144,5 @@ fn mix_from(block: &mut [f32; BLOCK], mut step: usize) {
         }
         step *= 2;
     }
-}
-
-/// Numbers from a block's bytes.
-pub(super) fn unquantized(bytes: impl Iterator<Item = i32>, scale: f32) -> [f32; BLOCK] {
-    let mut block = [0.0; BLOCK];
-    block.iter_mut().zip(bytes).for_each(|(number, byte)| *number = scale * byte as f32);
-    mix_from(&mut block, 1);
     block
 }

@@ -102,6 +102,21 @@ pub(super) trait Simd: Copy {
     fn add_dots(self, sum: Self::I, weights: Self::I, x: Self::I) -> Self::I;
     /// The integers as float32.
     fn to_float(self, v: Self::I) -> Self::V;
+    /// The nearest integers, ties to even; all are below 2^31.
+    fn to_int(self, v: Self::V) -> Self::I;
+    /// `a + b`.
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Sum of the lanes.
+    fn sum_int(self, a: Self::I) -> i32;
+    /// Stores the lanes, each from -128 to 127, as signed bytes.
+    ///
+    /// # Safety
+    /// `to` is writable for `LANES` bytes; no alignment is needed.
+    unsafe fn store_bytes(self, v: Self::I, to: *mut u8);
+    /// The greater of |a| and |b|, lane by lane; NaN when either is.
+    fn greater_magnitude(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The greatest of the lanes, none of which is negative; NaN when one is.
+    fn greatest_magnitude(self, a: Self::V) -> f32;
     /// Transposes the leading `LANES x LANES` block: lane `j` of register `i` goes to lane `i` of register `j`.
     fn transpose(self, rows: [Self::V; MOST_LANES]) -> [Self::V; MOST_LANES];
     /// Sum of the lanes, in one fixed order.

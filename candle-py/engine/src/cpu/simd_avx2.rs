@@ -217,6 +217,54 @@ impl Simd for Avx2 {
         unsafe { _mm256_cvtepi32_ps(v) }
     }
     #[inline(always)]
+    fn to_int(self, v: __m256) -> __m256i {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_cvtps_epi32(v) }
+    }
+    #[inline(always)]
+    fn add_int(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn sum_int(self, a: __m256i) -> i32 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, v: __m256i, to: *mut u8) {
+        // SAFETY: as above the impl.
+        unsafe {
+            let shorts = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            _mm_storel_epi64(to.cast(), _mm_packs_epi16(shorts, shorts));
+        }
+    }
+    /// Magnitudes are ordered as their bits are, NaN's last.
+    #[inline(always)]
+    fn greater_magnitude(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            let (a, b) = (_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b));
+            _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+        }
+    }
+    #[inline(always)]
+    fn greatest_magnitude(self, a: __m256) -> f32 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let a = _mm256_castps_si256(a);
+            let four = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let two = _mm_max_epu32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            let one = _mm_max_epu32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two));
+            f32::from_bits(_mm_cvtsi128_si32(one) as u32)
+        }
+    }
+    #[inline(always)]
     fn transpose(self, rows: [__m256; MOST_LANES]) -> [__m256; MOST_LANES] {
         let mut a = rows;
         let mut b = rows;

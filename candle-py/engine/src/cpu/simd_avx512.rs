@@ -222,6 +222,40 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(v) }
     }
     #[inline(always)]
+    fn to_int(self, v: __m512) -> __m512i {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_cvtps_epi32(v) }
+    }
+    #[inline(always)]
+    fn add_int(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn sum_int(self, a: __m512i) -> i32 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_reduce_add_epi32(a) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, v: __m512i, to: *mut u8) {
+        // SAFETY: as above the impl.
+        unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    /// Magnitudes are ordered as their bits are, NaN's last.
+    #[inline(always)]
+    fn greater_magnitude(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let (a, b) = (_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
+            _mm512_castsi512_ps(_mm512_max_epu32(a, b))
+        }
+    }
+    #[inline(always)]
+    fn greatest_magnitude(self, a: __m512) -> f32 {
+        // SAFETY: as above the impl.
+        f32::from_bits(unsafe { _mm512_reduce_max_epu32(_mm512_castps_si512(a)) })
+    }
+    #[inline(always)]
     fn transpose(self, rows: [__m512; MOST_LANES]) -> [__m512; MOST_LANES] {
         let mut a = rows;
         let mut b = rows;

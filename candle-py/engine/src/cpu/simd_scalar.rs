@@ -150,6 +150,32 @@ impl Simd for ScalarLanes {
         v.map(|value| value as f32)
     }
     #[inline(always)]
+    fn to_int(self, v: V) -> [i32; 4] {
+        v.map(|value| value.round_ties_even() as i32)
+    }
+    #[inline(always)]
+    fn add_int(self, a: [i32; 4], b: [i32; 4]) -> [i32; 4] {
+        std::array::from_fn(|lane| a[lane] + b[lane])
+    }
+    #[inline(always)]
+    fn sum_int(self, a: [i32; 4]) -> i32 {
+        a.into_iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, v: [i32; 4], to: *mut u8) {
+        // SAFETY: the caller gives 4 writable bytes.
+        unsafe { to.cast::<[u8; 4]>().write_unaligned(v.map(|value| value as u8)) }
+    }
+    /// Magnitudes are ordered as their bits are, NaN's last.
+    #[inline(always)]
+    fn greater_magnitude(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| f32::from_bits(a.abs().to_bits().max(b.abs().to_bits())))
+    }
+    #[inline(always)]
+    fn greatest_magnitude(self, a: V) -> f32 {
+        f32::from_bits(a.map(f32::to_bits).into_iter().fold(0, u32::max))
+    }
+    #[inline(always)]
     fn transpose(self, rows: [V; MOST_LANES]) -> [V; MOST_LANES] {
         let mut columns = rows;
         for (j, column) in columns.iter_mut().enumerate().take(4) {
