@@ -148,10 +148,10 @@ impl Backend for CpuBackend {
         let epilogue = match after {
             After::Nothing => Epilogue::None,
             After::Activation(activation) => Epilogue::Activation(activation),
-            After::Add(other) => Epilogue::Add(&other.data, other.width),
+            After::Add(other) => Epilogue::Add(other.data(), other.width),
         };
         let out = out.reshape(x.count(), weight.n());
-        linear(self.spread, self.kernels, &x.data, weight, bias.as_deref(), epilogue, out);
+        linear(self.spread, self.kernels, x.data(), weight, bias.as_deref(), epilogue, out);
         Ok(())
     }
 
@@ -187,14 +187,15 @@ impl Backend for CpuBackend {
     }
 
     fn normalize(&self, norm: &Norm, x: &mut Rows) -> Result<()> {
-        by_rows(self.spread, &mut x.data, x.width, |_, rows| norm.apply(self.kernels, rows));
+        let width = x.width;
+        by_rows(self.spread, x.data_mut(), width, |_, rows| norm.apply(self.kernels, rows));
         Ok(())
     }
 
     fn normalize_heads(&self, norms: &[Norm; 2], attention: &Attention, qkv: &mut Rows) -> Result<()> {
         let [queries, keys] = [attention.heads, attention.kv_heads].map(|heads| heads * attention.head_dim);
         let width = qkv.width;
-        by_rows(self.spread, &mut qkv.data, width, |_, rows| {
+        by_rows(self.spread, qkv.data_mut(), width, |_, rows| {
             for row in rows.chunks_exact_mut(width) {
                 norms[0].apply(self.kernels, &mut row[..queries]);
                 norms[1].apply(self.kernels, &mut row[queries..queries + keys]);
@@ -204,7 +205,7 @@ impl Backend for CpuBackend {
     }
 
     fn copy(&self, x: &Rows, out: &mut Rows) -> Result<()> {
-        out.reshape(x.count(), x.width).copy_from_slice(&x.data);
+        out.reshape(x.count(), x.width).copy_from_slice(x.data());
         Ok(())
     }
 
@@ -221,7 +222,7 @@ impl Backend for CpuBackend {
         let (angles, positions) = *rotation;
         let (stride, half) = (qkv.width, attention.head_dim / 2);
         let heads = attention.heads + attention.kv_heads;
-        by_rows(self.spread, &mut qkv.data, stride, |first, rows| {
+        by_rows(self.spread, qkv.data_mut(), stride, |first, rows| {
             let positions = &positions[first..first + rows.len() / stride];
             let mut done = 0;
             // Neighbours mostly follow each other, and so do their angles.
@@ -244,7 +245,7 @@ impl Backend for CpuBackend {
         scratch: &mut Rows,
         out: &mut Rows,
     ) -> Result<()> {
-        cpu_attention::attend(self.spread, self.kernels, attention, offsets, qkv, &mut scratch.data, out);
+        cpu_attention::attend(self.spread, self.kernels, attention, offsets, qkv, scratch.spare(), out);
         Ok(())
     }
 
@@ -272,7 +273,7 @@ impl Backend for CpuBackend {
     fn pool(&self, pooling: &Pooling, offsets: &[usize], skip: usize, x: &Rows, out: &mut Rows) -> Result<()> {
         out.reshape(offsets.len() - 1, pooling.width(x.width));
         for (bounds, out) in offsets.windows(2).zip(out.rows_mut()) {
-            pooling.apply(&x.data[bounds[0] * x.width..bounds[1] * x.width], x.width, skip, out);
+            pooling.apply(&x.data()[bounds[0] * x.width..bounds[1] * x.width], x.width, skip, out);
         }
         Ok(())
     }
@@ -283,7 +284,7 @@ impl Backend for CpuBackend {
     }
 
     fn read(&self, x: &Rows, width: usize, out: &mut [f32]) -> Result<()> {
-        let rows = x.data.chunks_exact(x.width.max(1));
+        let rows = x.data().chunks_exact(x.width.max(1));
         out.chunks_exact_mut(width.max(1)).zip(rows).for_each(|(out, row)| out.copy_from_slice(&row[..width]));
         Ok(())
     }
@@ -318,7 +319,7 @@ impl Backend for CpuBackend {
     }
 
     fn reduce(&self, x: &mut Rows) -> Result<()> {
-        self.communicator.as_ref().map_or(Ok(()), |communicator| communicator.all_reduce_sum(&mut x.data))
+        self.communicator.as_ref().map_or(Ok(()), |communicator| communicator.all_reduce_sum(x.data_mut()))
     }
 
     fn gather_ranks(&self, own: &[f32], all: &mut Vec<f32>) -> Result<()> {

@@ -3,7 +3,7 @@
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 
-use crate::cpu::{Epilogue, Kernels, PackedMatrix};
+use crate::cpu::{Epilogue, Kernels, Operand, PackedMatrix, QuantizedRows, Storage};
 
 /// Rows that are handed to another thread at once, at most.
 pub(super) const BLOCK_ROWS: usize = 64;
@@ -18,29 +18,50 @@ pub(super) const PARTS_PER_THREAD: usize = 2;
 /// Rows of `width` numbers.
 #[derive(Debug, Default)]
 pub struct Rows {
-    pub(super) data: Vec<f32>,
+    /// Never made shorter: what is beyond `len` needs not be written anew when the rows grow again.
+    numbers: Vec<f32>,
+    len: usize,
     pub(super) width: usize,
 }
 
 impl Rows {
     pub(super) fn count(&self) -> usize {
-        self.data.len().checked_div(self.width).unwrap_or(0)
+        self.len.checked_div(self.width).unwrap_or(0)
+    }
+
+    /// All rows.
+    pub(super) fn data(&self) -> &[f32] {
+        &self.numbers[..self.len]
+    }
+
+    /// All rows, to be written.
+    pub(super) fn data_mut(&mut self) -> &mut [f32] {
+        &mut self.numbers[..self.len]
     }
 
     /// `count` rows from `first` on.
     pub(super) fn part(&self, first: usize, count: usize) -> &[f32] {
-        &self.data[first * self.width..(first + count) * self.width]
+        &self.data()[first * self.width..(first + count) * self.width]
     }
 
     /// Makes room for `count` rows, whose content is whatever was there.
     pub(super) fn reshape(&mut self, count: usize, width: usize) -> &mut [f32] {
-        self.width = width;
-        self.data.resize(count * width, 0.0);
-        &mut self.data
+        (self.len, self.width) = (count * width, width);
+        if self.numbers.len() < self.len {
+            self.numbers.resize(self.len, 0.0);
+        }
+        self.data_mut()
+    }
+
+    /// The allocation, for whatever use: there are no rows any more.
+    pub(super) fn spare(&mut self) -> &mut Vec<f32> {
+        (self.len, self.width) = (0, 0);
+        &mut self.numbers
     }
 
     pub(super) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
-        self.data.chunks_exact_mut(self.width.max(1))
+        let width = self.width.max(1);
+        self.data_mut().chunks_exact_mut(width)
     }
 }
 
@@ -70,7 +91,7 @@ impl Columns {
 }
 
 /// `Kernels::linear` into rows as wide as the weight's outputs, spread by columns: every weight is read by one thread
-/// alone, whatever the number of rows.
+/// alone, whatever the number of rows. Where the weight takes its rows quantised, they are once for all threads.
 pub(super) fn linear(
     spread: bool,
     kernels: Kernels,
@@ -80,12 +101,44 @@ pub(super) fn linear(
     epilogue: Epilogue<'_>,
     out: &mut [f32],
 ) {
-    let (width, panels) = (weight.n(), weight.panel_count());
+    let (width, k) = (weight.n(), weight.k());
     let rows = out.len() / width;
-    if !spread || panels < 2 {
+    if !spread || weight.panel_count() < 2 {
         return kernels.linear(x, rows, weight, bias, epilogue, out, width);
     }
     assert_eq!(out.len(), rows * width, "out is not rows * n");
+    if weight.storage() != Storage::Int8 {
+        return linear_columns(kernels, Operand::Rows(x), rows, weight, bias, epilogue, out);
+    }
+    QuantizedRows::with(|quantized| {
+        let most_rows = QuantizedRows::most_rows(k);
+        for (first, out) in (0..rows).step_by(most_rows).zip(out.chunks_mut(most_rows * width)) {
+            let rows = out.len() / width;
+            let x = &x[first * k..][..rows * k];
+            quantized.reshape(rows, k);
+            let of_part = if x.len() < LEAST_SPREAD { rows } else { rows.div_ceil(rayon::current_num_threads()) };
+            let parts: Vec<_> = quantized.parts_mut(of_part).zip(x.chunks((of_part * k).max(1))).collect();
+            parts.into_par_iter().for_each(|(to, x)| kernels.quantize(x, to));
+            let epilogue = match epilogue {
+                Epilogue::Add(added, stride) => Epilogue::Add(&added[first * stride..], stride),
+                other => other,
+            };
+            linear_columns(kernels, Operand::Quantized(quantized), rows, weight, bias, epilogue, out);
+        }
+    });
+}
+
+/// The columns of a product, spread.
+fn linear_columns(
+    kernels: Kernels,
+    x: Operand<'_>,
+    rows: usize,
+    weight: &PackedMatrix,
+    bias: Option<&[f32]>,
+    epilogue: Epilogue<'_>,
+    out: &mut [f32],
+) {
+    let (width, panels) = (weight.n(), weight.panel_count());
     let parts = panels.min(PARTS_PER_THREAD * rayon::current_num_threads());
     let columns = Columns(out.as_mut_ptr());
     (0..parts).into_par_iter().with_max_len(1).for_each(|part| {

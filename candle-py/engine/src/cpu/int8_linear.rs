@@ -7,14 +7,11 @@
 use std::ops::Range;
 
 use super::int8_pack::{BLOCK_STEPS, EXCESS, GROUP};
-use super::int8_rows::{BLOCK, ByteRows};
+use super::int8_rows::{BLOCK, Quantize, QuantizedRows};
 use super::linear::{Linear, finish_tile, next_lines, prefetch_rows};
 use super::pack::{LINE_FLOATS, Panel};
 use super::simd::{Op, Simd};
 use super::tile::{Tile, for_each_height, with_width, zeros};
-
-/// Bytes of quantised rows that stay in L2 while all panels of a weight pass by.
-const QUANTIZED_BYTES: usize = 1 << 20;
 
 /// Steps of k by which a panel is fetched to L1 ahead of its use.
 const FETCH_AHEAD: usize = 8;
@@ -27,55 +24,47 @@ pub(super) struct ByteLinear<'a> {
 impl Op for ByteLinear<'_> {
     type Output = ();
 
-    /// As many rows at a time as stay in L2; for each such part, panel after panel of the weight.
+    /// The rows as they come quantised; else as many at a time as stay in L2. For each such part, panel after panel of the
+    /// weight.
     #[inline(always)]
     fn apply<S: Simd>(mut self, s: S) {
-        let k = self.linear.weight.k();
-        let part_rows = (QUANTIZED_BYTES / k.max(1)).max(1).next_multiple_of(S::BYTE_TILE_ROWS);
-        let mut quantized = ByteRows::take();
-        for first in (0..self.linear.rows).step_by(part_rows) {
-            let rows = part_rows.min(self.linear.rows - first);
-            s.run(Quantize { x: &self.linear.x[first * k..][..rows * k], rows, k, to: &mut quantized });
-            for index in self.linear.panels.clone() {
-                let panel = self.linear.weight.panels.get(index);
-                for_each_height!(S::BYTE_TILE_ROWS, rows, |rows, ROWS| {
-                    with_width!(S::BYTE_TILE_REGISTERS, panel.registers, |REGISTERS| {
-                        s.run(Tiles::<'_, '_, ROWS, REGISTERS> {
-                            op: &mut self.linear,
-                            quantized: &quantized,
-                            panel,
-                            first,
-                            rows,
-                        })
-                    })
-                });
-            }
+        if let Some(quantized) = self.linear.quantized {
+            return self.part(s, quantized, 0);
         }
-        quantized.give_back();
+        let (rows, k) = (self.linear.rows, self.linear.weight.k());
+        let part_rows = QuantizedRows::most_rows(k).next_multiple_of(S::BYTE_TILE_ROWS);
+        QuantizedRows::with(|quantized| {
+            for first in (0..rows).step_by(part_rows) {
+                let rows = part_rows.min(rows - first);
+                quantized.reshape(rows, k);
+                for to in quantized.parts_mut(rows) {
+                    s.run(Quantize { x: &self.linear.x[first * k..][..rows * k], to });
+                }
+                self.part(s, quantized, first);
+            }
+        });
     }
 }
 
-/// `ByteRows::quantize`.
-struct Quantize<'a> {
-    x: &'a [f32],
-    rows: usize,
-    k: usize,
-    to: &'a mut ByteRows,
-}
-
-impl Op for Quantize<'_> {
-    type Output = ();
-
+impl ByteLinear<'_> {
+    /// Rows `first ..` of the output, as many as are quantised.
     #[inline(always)]
-    fn apply<S: Simd>(self, s: S) {
-        self.to.quantize(s, self.x, self.rows, self.k);
+    fn part<S: Simd>(&mut self, s: S, quantized: &QuantizedRows, first: usize) {
+        for index in self.linear.panels.clone() {
+            let panel = self.linear.weight.panels.get(index);
+            for_each_height!(S::BYTE_TILE_ROWS, quantized.shape().0, |rows, ROWS| {
+                with_width!(S::BYTE_TILE_REGISTERS, panel.registers, |REGISTERS| {
+                    s.run(Tiles::<'_, '_, ROWS, REGISTERS> { op: &mut self.linear, quantized, panel, first, rows })
+                })
+            });
+        }
     }
 }
 
 /// Tiles of `ROWS` rows, one under the other, of one panel's columns.
 struct Tiles<'a, 'b, const ROWS: usize, const REGISTERS: usize> {
     op: &'b mut Linear<'a>,
-    quantized: &'b ByteRows,
+    quantized: &'b QuantizedRows,
     panel: Panel,
     /// The row that the first of those quantised is.
     first: usize,
@@ -103,7 +92,7 @@ impl<const ROWS: usize, const REGISTERS: usize> Op for Tiles<'_, '_, ROWS, REGIS
 fn product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     s: S,
     op: &Linear<'_>,
-    quantized: &ByteRows,
+    quantized: &QuantizedRows,
     panel: Panel,
     first: usize,
     row: usize,
@@ -112,7 +101,7 @@ fn product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     let width = REGISTERS * S::LANES;
     let steps = op.weight.steps();
     let mut weights = op.weight.floats()[panel.start * steps..][..width * blocks * BLOCK_STEPS].as_ptr();
-    let (scales, sums) = (quantized.scales(row, ROWS, blocks), quantized.sums(row, ROWS, blocks));
+    let (scales, sums) = (quantized.scales(row, ROWS), quantized.sums(row, ROWS));
     let x = quantized.bytes().wrapping_add(row * blocks * BLOCK);
     let ahead = next_lines::<S>(op, panel, first + row, ROWS);
     let ahead_per_block = ahead.lines.div_ceil(blocks.max(1));

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use super::pack::{Line, bytes_of_mut};
-use super::simd::Simd;
+use super::simd::{Op, Simd};
 
 /// Numbers that share a scale. Where a row is no multiple of it, zeros follow.
 pub(super) const BLOCK: usize = 64;
@@ -15,49 +15,82 @@ const LEAST_LANES: usize = 4;
 /// A block whose numbers are all below this counts as zeros: their scale would be no normal number.
 const LEAST: f32 = 1e-30;
 
+/// Bytes of quantised rows that stay in L2 while all panels of a weight pass by.
+const CACHED_BYTES: usize = 1 << 20;
+
 thread_local! {
     /// What this thread has quantised. A product takes them and puts them back: no borrow is held meanwhile.
-    static ROWS: Cell<ByteRows> = const { Cell::new(ByteRows::NONE) };
+    static ROWS: Cell<QuantizedRows> = const { Cell::new(QuantizedRows::NONE) };
 }
 
-/// Quantised rows, each of `blocks` blocks.
-pub(super) struct ByteRows {
+/// Rows of signed bytes in blocks with a scale each, as products with weights in int8 take them.
+#[derive(Debug)]
+pub struct QuantizedRows {
+    rows: usize,
+    /// Numbers of a row, and its blocks.
+    k: usize,
+    blocks: usize,
     bytes: Vec<Line>,
     scales: Vec<f32>,
     /// The sum of each block's bytes.
     sums: Vec<i32>,
 }
 
-impl ByteRows {
-    const NONE: ByteRows = ByteRows { bytes: Vec::new(), scales: Vec::new(), sums: Vec::new() };
+/// Some rows that follow each other, to be quantised.
+#[derive(Debug)]
+pub struct QuantizedPart<'a> {
+    k: usize,
+    blocks: usize,
+    bytes: &'a mut [u8],
+    scales: &'a mut [f32],
+    sums: &'a mut [i32],
+}
 
-    /// This thread's, to be given back.
-    pub(super) fn take() -> ByteRows {
-        ROWS.replace(ByteRows::NONE)
+impl QuantizedRows {
+    const NONE: QuantizedRows =
+        QuantizedRows { rows: 0, k: 0, blocks: 0, bytes: Vec::new(), scales: Vec::new(), sums: Vec::new() };
+
+    /// Calls `work` with this thread's, whose allocation stays.
+    pub fn with<T>(work: impl FnOnce(&mut QuantizedRows) -> T) -> T {
+        let mut rows = ROWS.replace(Self::NONE);
+        let result = work(&mut rows);
+        ROWS.set(rows);
+        result
     }
 
-    /// Keeps the allocation for the thread's next product.
-    pub(super) fn give_back(self) {
-        ROWS.set(self);
+    /// As many rows of `k` numbers as are worth quantising at a time.
+    pub fn most_rows(k: usize) -> usize {
+        (CACHED_BYTES / k.max(1)).max(1)
     }
 
-    /// Row after row of `k` numbers.
-    #[inline(always)]
-    pub(super) fn quantize<S: Simd>(&mut self, s: S, x: &[f32], rows: usize, k: usize) {
+    /// Makes room for `rows` rows of `k` numbers, whose content is whatever was there.
+    pub fn reshape(&mut self, rows: usize, k: usize) {
         let blocks = k.div_ceil(BLOCK);
-        self.bytes.resize((rows * blocks * BLOCK).div_ceil(size_of::<Line>()), Line::ZERO);
-        self.scales.resize(rows * blocks, 0.0);
-        self.sums.resize(rows * blocks, 0);
-        if k == 0 {
-            return;
+        (self.rows, self.k, self.blocks) = (rows, k, blocks);
+        let lines = (rows * blocks * BLOCK).div_ceil(size_of::<Line>());
+        if self.bytes.len() < lines {
+            self.bytes.resize(lines, Line::ZERO);
         }
-        let bytes = bytes_of_mut(&mut self.bytes).chunks_exact_mut(blocks * BLOCK);
-        let scales = self.scales.chunks_exact_mut(blocks).zip(self.sums.chunks_exact_mut(blocks));
-        for ((row, bytes), (scales, sums)) in x.chunks_exact(k).zip(bytes).zip(scales) {
-            for (block, (numbers, bytes)) in row.chunks(BLOCK).zip(bytes.as_chunks_mut().0).enumerate() {
-                (scales[block], sums[block]) = quantize_block(s, numbers, bytes);
-            }
+        if self.scales.len() < rows * blocks {
+            self.scales.resize(rows * blocks, 0.0);
+            self.sums.resize(rows * blocks, 0);
         }
+    }
+
+    /// The rows in parts of `rows`, the last one maybe shorter. Rows of no numbers have no parts.
+    pub fn parts_mut(&mut self, rows: usize) -> impl Iterator<Item = QuantizedPart<'_>> {
+        let (k, blocks) = (self.k, self.blocks);
+        let count = self.rows * blocks;
+        let bytes = bytes_of_mut(&mut self.bytes)[..count * BLOCK].chunks_mut((rows * blocks * BLOCK).max(1));
+        let scales = self.scales[..count].chunks_mut((rows * blocks).max(1));
+        let sums = self.sums[..count].chunks_mut((rows * blocks).max(1));
+        let parts = bytes.zip(scales.zip(sums));
+        parts.map(move |(bytes, (scales, sums))| QuantizedPart { k, blocks, bytes, scales, sums })
+    }
+
+    /// How many rows there are, and how many numbers each has.
+    pub(super) fn shape(&self) -> (usize, usize) {
+        (self.rows, self.k)
     }
 
     /// The bytes, row after row.
@@ -67,14 +100,37 @@ impl ByteRows {
 
     /// The scales of `rows` rows from `row` on.
     #[inline(always)]
-    pub(super) fn scales(&self, row: usize, rows: usize, blocks: usize) -> &[f32] {
-        &self.scales[row * blocks..][..rows * blocks]
+    pub(super) fn scales(&self, row: usize, rows: usize) -> &[f32] {
+        &self.scales[row * self.blocks..][..rows * self.blocks]
     }
 
     /// The sums of `rows` rows from `row` on.
     #[inline(always)]
-    pub(super) fn sums(&self, row: usize, rows: usize, blocks: usize) -> &[i32] {
-        &self.sums[row * blocks..][..rows * blocks]
+    pub(super) fn sums(&self, row: usize, rows: usize) -> &[i32] {
+        &self.sums[row * self.blocks..][..rows * self.blocks]
+    }
+}
+
+/// Quantises rows, one after the other.
+pub(super) struct Quantize<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) to: QuantizedPart<'a>,
+}
+
+impl Op for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) {
+        let Quantize { x, to } = self;
+        assert_eq!(x.len() / to.k * to.blocks, to.scales.len(), "x is not the part's rows");
+        let bytes = to.bytes.chunks_exact_mut(to.blocks * BLOCK);
+        let scales = to.scales.chunks_exact_mut(to.blocks).zip(to.sums.chunks_exact_mut(to.blocks));
+        for ((row, bytes), (scales, sums)) in x.chunks_exact(to.k).zip(bytes).zip(scales) {
+            for (block, (numbers, bytes)) in row.chunks(BLOCK).zip(bytes.as_chunks_mut().0).enumerate() {
+                (scales[block], sums[block]) = quantize_block(s, numbers, bytes);
+            }
+        }
     }
 }
 

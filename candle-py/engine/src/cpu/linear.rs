@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::activation::{Activation, activate_tile};
+use super::int8_rows::QuantizedRows;
 use super::pack::{LINE_FLOATS, Line, PackedMatrix, Panel, Storage, floats_of, floats_of_mut};
 use super::simd::{Op, Simd};
 use super::tile::{
@@ -25,6 +26,8 @@ pub enum Epilogue<'a> {
 /// The arguments of `Kernels::linear`, whose sizes it has checked.
 pub(super) struct Linear<'a> {
     pub(super) x: &'a [f32],
+    /// `x` for a weight of bytes, if somebody has quantised it already.
+    pub(super) quantized: Option<&'a QuantizedRows>,
     pub(super) rows: usize,
     pub(super) weight: &'a PackedMatrix,
     pub(super) bias: Option<&'a [f32]>,

@@ -42,6 +42,7 @@ pub(crate) use amx::TileFeatures;
 pub use activation::Activation;
 pub use attention::AttentionArgs;
 pub use attention_paged::PagedAttentionArgs;
+pub use int8_rows::{QuantizedPart, QuantizedRows};
 pub use isa::Isa;
 pub use linear::Epilogue;
 pub use pack::{PackedMatrix, Storage, bfloat16_bits};
@@ -50,6 +51,15 @@ pub use pages::{PAGE_TOKENS, PageShape, Pages};
 use std::ops::Range;
 
 use simd::dispatch;
+
+/// The rows of a product.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// In float32.
+    Rows(&'a [f32]),
+    /// As `Kernels::quantize` made them, for a weight in int8.
+    Quantized(&'a QuantizedRows),
+}
 
 /// The kernels of one instruction set.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +103,7 @@ impl Kernels {
         out_stride: usize,
     ) {
         assert_rows(out.len(), rows, w.n(), out_stride);
+        let x = Operand::Rows(x);
         // SAFETY: the buffer holds all rows.
         unsafe { self.linear_panels(x, rows, w, bias, epilogue, out.as_mut_ptr(), out_stride, 0..w.panel_count()) };
     }
@@ -106,7 +117,7 @@ impl Kernels {
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn linear_panels(
         &self,
-        x: &[f32],
+        x: Operand<'_>,
         rows: usize,
         w: &PackedMatrix,
         bias: Option<&[f32]>,
@@ -116,14 +127,23 @@ impl Kernels {
         panels: Range<usize>,
     ) {
         assert_eq!(w.isa, self.isa, "weight packed for another instruction set");
-        assert_eq!(x.len(), rows * w.k(), "x is not rows * k");
+        let (x, quantized) = match x {
+            Operand::Rows(x) => {
+                assert_eq!(x.len(), rows * w.k(), "x is not rows * k");
+                (x, None)
+            }
+            Operand::Quantized(x) => {
+                assert_eq!((x.shape(), w.storage), ((rows, w.k()), Storage::Int8), "x is not rows * k bytes");
+                (&[][..], Some(x))
+            }
+        };
         assert!(bias.is_none_or(|bias| bias.len() == w.n()), "bias is not n");
         assert!(panels.end <= w.panel_count(), "no such panel");
         assert!(out_stride >= w.n(), "row stride is less than the row");
         if let Epilogue::Add(residual, stride) = epilogue {
             assert_rows(residual.len(), rows, w.n(), stride);
         }
-        let linear = linear::Linear { x, rows, weight: w, bias, epilogue, out, out_stride, panels };
+        let linear = linear::Linear { x, quantized, rows, weight: w, bias, epilogue, out, out_stride, panels };
         match w.storage {
             Storage::Bfloat16 if self.isa.has_tiles() => {
                 dispatch(self.isa, amx_linear::TiledLinear { linear, isa: self.isa })
@@ -131,6 +151,11 @@ impl Kernels {
             Storage::Int8 => dispatch(self.isa.byte_vectors(), int8_linear::ByteLinear { linear }),
             _ => dispatch(self.isa, linear),
         }
+    }
+
+    /// Quantises a part of rows for products with a weight in int8: the same numbers as those make of float32 rows.
+    pub fn quantize(&self, x: &[f32], to: QuantizedPart<'_>) {
+        dispatch(self.isa.byte_vectors(), int8_rows::Quantize { x, to });
     }
 
     /// Layer normalisation in place over rows of `dim`, then `* weight (+ bias)`; two-pass variance.

@@ -117,6 +117,11 @@ impl PackedMatrix {
         self.k
     }
 
+    /// How the numbers are held.
+    pub fn storage(&self) -> Storage {
+        self.storage
+    }
+
     /// Parts that the outputs are computed in, see `Kernels::linear_panels`.
     pub fn panel_count(&self) -> usize {
         self.panels.count()

@@ -1,7 +1,7 @@
 //! Products of bytes: against a plain loop over the same rounded numbers, and what rounding leaves of a number.
 
 use super::{assert_close, assert_same_bits, every_kernels, random};
-use crate::cpu::{Activation, Epilogue, Kernels, Storage};
+use crate::cpu::{Activation, Epilogue, Kernels, Operand, Storage};
 
 const BLOCK: usize = 64;
 
@@ -115,7 +115,9 @@ fn a_row_has_the_same_bits_in_every_batch_and_in_parts_of_the_panels() {
         for panel in (0..packed.panel_count()).rev() {
             let to = out.as_mut_ptr();
             // SAFETY: the buffer holds all rows, and one call at a time writes.
-            unsafe { kernels.linear_panels(&x, rows, &packed, None, Epilogue::None, to, n, panel..panel + 1) };
+            unsafe {
+                kernels.linear_panels(Operand::Rows(&x), rows, &packed, None, Epilogue::None, to, n, panel..panel + 1)
+            };
         }
         assert_same_bits(&out, &together, "panel by panel");
     }

@@ -3,7 +3,7 @@
 use super::{assert_close, assert_same_bits, every_kernels, random};
 use crate::cpu::tiles::{TILE_COLUMNS, TILE_ROWS, TileRow, Tiles};
 use crate::cpu::tiles_soft::SoftTiles;
-use crate::cpu::{Activation, Epilogue, Isa, Kernels, Storage, bfloat16_bits};
+use crate::cpu::{Activation, Epilogue, Isa, Kernels, Operand, Storage, bfloat16_bits};
 
 const SIZES: [usize; 12] = [1, 2, 15, 16, 17, 31, 32, 33, 64, 383, 384, 385];
 
@@ -199,7 +199,7 @@ fn panels_computed_apart_fill_one_strided_output() {
             // SAFETY: the buffer holds all rows, and one call at a time writes into it.
             unsafe {
                 let (to, panels) = (out[5..].as_mut_ptr(), panel..panel + 1);
-                kernels.linear_panels(&x, rows, &packed, None, Epilogue::None, to, stride, panels);
+                kernels.linear_panels(Operand::Rows(&x), rows, &packed, None, Epilogue::None, to, stride, panels);
             }
         }
         let dense = linear(kernels, (&x, rows), (&weight, n, k), None, Epilogue::None);
