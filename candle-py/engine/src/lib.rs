@@ -28,6 +28,7 @@ mod pooling;
 mod rotary;
 mod session;
 mod shard;
+mod team;
 mod weights;
 mod workers;
 

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::ThreadPool;
 
 use crate::error::{Error, Result};
+use crate::team::Team;
 
 /// The threads that this process may use: the least of its affinity and its control group's CPU quota.
 pub fn available_threads() -> usize {
@@ -34,12 +35,15 @@ impl<S: Default + Send> Workers<S> {
         Ok(Self { pool, idle: Mutex::default() })
     }
 
-    /// Runs `work` once, inside the pool, where it may spread itself.
+    /// Runs `work` once, inside the pool, whose other threads stand ready for what it spreads (see [`team`](crate::team)).
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) => pool.install(work),
-            None => work(),
-        }
+        let Some(pool) = &self.pool else { return work() };
+        let team = Team::new(pool.current_num_threads());
+        // Spawned by the leader, which has its thread already: two leaders at once cannot wait for each other's.
+        pool.scope(|scope| {
+            (1..pool.current_num_threads()).for_each(|_| scope.spawn(|_| team.serve()));
+            team.lead(work)
+        })
     }
 
     /// Runs `work` on one item after the other inside the pool, where it may spread itself.

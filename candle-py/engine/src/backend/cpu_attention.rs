@@ -1,18 +1,29 @@
 //! Attention of the CPU backend: of whole sequences to themselves, and of new tokens to what a cache holds.
 
+use std::cell::Cell;
 use std::ops::Range;
-
-use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
 use super::Attention;
 use super::rows::{BLOCK_ROWS, PARTS_PER_THREAD, Rows};
 use crate::cpu::{AttentionArgs, Kernels, PagedAttentionArgs};
 use crate::generate::StepSequence;
 use crate::kv_cache::{PageWrite, PagedCache};
+use crate::team;
 
 /// New tokens of one sequence that are handed to another thread at once.
 const STEP_ROWS: usize = 32;
+
+thread_local! {
+    /// What this thread's attention computes in.
+    static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// Calls `work` with this thread's scratch, whose allocation stays.
+fn with_scratch(work: impl FnOnce(&mut Vec<f32>)) {
+    let mut scratch = SCRATCH.take();
+    work(&mut scratch);
+    SCRATCH.set(scratch);
+}
 
 /// Attention of every sequence to itself, sequence after sequence or, where a long one is spread, block after block.
 pub(super) fn attend(
@@ -34,9 +45,9 @@ pub(super) fn attend(
             attend_rows(kernels, attention, sequence, 0, scratch, out);
             continue;
         }
-        let blocks = out.par_chunks_mut(BLOCK_ROWS * hidden).enumerate();
-        blocks.for_each_init(Vec::new, |scratch, (block, out)| {
-            attend_rows(kernels, attention, sequence, block * BLOCK_ROWS, scratch, out);
+        let blocks = out.chunks_mut(BLOCK_ROWS * hidden).enumerate();
+        team::each_item(blocks, |(block, out)| {
+            with_scratch(|scratch| attend_rows(kernels, attention, sequence, block * BLOCK_ROWS, scratch, out));
         });
     }
 }
@@ -102,14 +113,14 @@ pub(super) fn attend_cached(
     };
     let writes = cache.writes(layer, sequences);
     match spread {
-        true => writes.into_par_iter().for_each(write),
+        true => team::each_item(writes.into_iter(), write),
         false => writes.into_iter().for_each(write),
     }
 
     let pages = cache.pages(layer);
     let out = out.reshape(qkv.count(), q);
     let blocks = |sequence: &StepSequence| sequence.tokens.len().div_ceil(STEP_ROWS);
-    let few = || sequences.iter().map(blocks).sum::<usize>() < PARTS_PER_THREAD * rayon::current_num_threads();
+    let few = || sequences.iter().map(blocks).sum::<usize>() < PARTS_PER_THREAD * team::threads();
     // Where there are too few tokens for all threads, the heads are spread too, into parts that are put together after.
     let parts = if spread && few() { attention.kv_heads } else { 1 };
     let (width, heads) = (q / parts, attention.kv_heads / parts);
@@ -145,11 +156,8 @@ pub(super) fn attend_cached(
         kernels.paged_attention(&args, scratch, out);
     };
     match spread {
-        true => work.into_par_iter().with_max_len(1).for_each_init(Vec::new, attend),
-        false => {
-            let mut scratch = Vec::new();
-            work.into_iter().for_each(|item| attend(&mut scratch, item));
-        }
+        true => team::each_item(work.into_iter(), |item| with_scratch(|scratch| attend(scratch, item))),
+        false => with_scratch(|scratch| work.into_iter().for_each(|item| attend(scratch, item))),
     }
     for (part, rows) in apart.chunks_exact(out.len() / parts).enumerate() {
         let to = out.chunks_exact_mut(q).map(|row| &mut row[part * width..][..width]);

@@ -1,9 +1,7 @@
 //! The CPU backend's buffer, and how work on its rows and columns is spread over threads.
 
-use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
-
 use crate::cpu::{Epilogue, Kernels, Operand, PackedMatrix, QuantizedRows, Storage};
+use crate::team;
 
 /// Rows that are handed to another thread at once, at most.
 pub(super) const BLOCK_ROWS: usize = 64;
@@ -66,13 +64,13 @@ impl Rows {
 }
 
 /// Calls `work` on rows of `out`, `width` wide, from the row it names: all at once, or spread block by block.
-pub(super) fn by_rows(spread: bool, out: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Send + Sync) {
+pub(super) fn by_rows(spread: bool, out: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
     if !spread || out.len() < LEAST_SPREAD {
         return work(0, out);
     }
-    let rows = (out.len() / width).div_ceil(rayon::current_num_threads()).clamp(1, BLOCK_ROWS);
-    let blocks = out.par_chunks_mut(rows * width).enumerate();
-    blocks.for_each(|(block, out)| work(block * rows, out));
+    let rows = (out.len() / width).div_ceil(team::threads()).clamp(1, BLOCK_ROWS);
+    let blocks = out.chunks_mut(rows * width).enumerate();
+    team::each_item(blocks, |(block, out)| work(block * rows, out));
 }
 
 /// Where several threads write, each its own columns.
@@ -116,9 +114,9 @@ pub(super) fn linear(
             let rows = out.len() / width;
             let x = &x[first * k..][..rows * k];
             quantized.reshape(rows, k);
-            let of_part = if x.len() < LEAST_SPREAD { rows } else { rows.div_ceil(rayon::current_num_threads()) };
-            let parts: Vec<_> = quantized.parts_mut(of_part).zip(x.chunks((of_part * k).max(1))).collect();
-            parts.into_par_iter().for_each(|(to, x)| kernels.quantize(x, to));
+            let of_part = if x.len() < LEAST_SPREAD { rows } else { rows.div_ceil(team::threads()) };
+            let parts = quantized.parts_mut(of_part).zip(x.chunks((of_part * k).max(1)));
+            team::each_item(parts, |(to, x)| kernels.quantize(x, to));
             let epilogue = match epilogue {
                 Epilogue::Add(added, stride) => Epilogue::Add(&added[first * stride..], stride),
                 other => other,
@@ -139,9 +137,9 @@ fn linear_columns(
     out: &mut [f32],
 ) {
     let (width, panels) = (weight.n(), weight.panel_count());
-    let parts = panels.min(PARTS_PER_THREAD * rayon::current_num_threads());
+    let parts = panels.min(PARTS_PER_THREAD * team::threads());
     let columns = Columns(out.as_mut_ptr());
-    (0..parts).into_par_iter().with_max_len(1).for_each(|part| {
+    team::each(parts, |part| {
         let panels = panels * part / parts..panels * (part + 1) / parts;
         // SAFETY: `out` holds all rows, this function borrows it alone, and no two parts have a panel in common.
         unsafe { kernels.linear_panels(x, rows, weight, bias, epilogue, columns.start(), width, panels) };
