@@ -22,19 +22,19 @@ pub struct DecoderSession(AnySession);
 /// The session on one of the backends.
 #[derive(Debug)]
 enum AnySession {
-    Cpu(Session<CpuBackend>),
-    Tensors(Session<TensorBackend>),
+    Cpu(Box<Session<CpuBackend>>),
+    Tensors(Box<Session<TensorBackend>>),
 }
 
 impl From<Session<CpuBackend>> for DecoderSession {
     fn from(session: Session<CpuBackend>) -> Self {
-        Self(AnySession::Cpu(session))
+        Self(AnySession::Cpu(Box::new(session)))
     }
 }
 
 impl From<Session<TensorBackend>> for DecoderSession {
     fn from(session: Session<TensorBackend>) -> Self {
-        Self(AnySession::Tensors(session))
+        Self(AnySession::Tensors(Box::new(session)))
     }
 }
 

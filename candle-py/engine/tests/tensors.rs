@@ -312,7 +312,9 @@ fn names_of_devices_and_dtypes_are_told_apart() {
     assert_eq!(Dtype::from_name("float16", Device::Cuda(0)).unwrap(), Dtype::Float16);
     let error = Dtype::from_name("float16", Device::Cpu).unwrap_err();
     assert_eq!(error.to_string(), "dtype is not supported on the CPU: `float16`");
-    assert!(matches!(Dtype::from_name("int8", Device::Cuda(0)), Err(Error::Input { .. })));
+    assert!(matches!(Dtype::from_name("int8", Device::Cuda(0)), Err(Error::Device { .. })));
+    assert_eq!(Dtype::from_name("int8", Device::Cpu).unwrap(), Dtype::Int8);
+    assert!(matches!(Dtype::from_name("int4", Device::Cuda(0)), Err(Error::Input { .. })));
 }
 
 #[test]

@@ -7,11 +7,11 @@ use crate::team;
 pub(super) const BLOCK_ROWS: usize = 64;
 
 /// Fewer numbers are not worth another thread.
-const LEAST_SPREAD: usize = 8192;
+const LEAST_SPREAD: usize = 4096;
 
 /// Parts per thread that work such as the columns of a product is cut into: more than one, so that no thread waits long for another
 /// that was held up.
-pub(super) const PARTS_PER_THREAD: usize = 2;
+pub(super) const PARTS_PER_THREAD: usize = 4;
 
 /// Rows of `width` numbers.
 #[derive(Debug, Default)]
