@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use candle_engine::cpu::{Isa, Storage};
+use candle_engine::cpu::{BytePath, Isa, Storage};
 use candle_engine::{
     Device, Dtype, EmbedOptions, Error, Info, LoadOptions, Pooling, Ragged, Slice, catching_panics, has_cuda,
 };
@@ -229,7 +229,7 @@ pub fn capabilities(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     capabilities.set_item("cpu_features", features)?;
     capabilities.set_item("cpu", Isa::detected(Storage::Float32).name())?;
     capabilities.set_item("cpu_bfloat16", Isa::detected(Storage::Bfloat16).name())?;
-    capabilities.set_item("cpu_int8", Isa::detected(Storage::Int8).byte_path())?;
+    capabilities.set_item("cpu_int8", BytePath::of(Isa::detected(Storage::Int8)).name())?;
     capabilities.set_item("cuda", has_cuda())?;
     capabilities.set_item("nccl", cfg!(feature = "nccl"))?;
     capabilities.set_item("threads_default", candle_engine::available_threads())?;

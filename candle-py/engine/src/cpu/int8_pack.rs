@@ -2,7 +2,7 @@
 //! four bytes each, then a row of lanes with the columns' scales (which make up for the mixing of both sides, too).
 
 use super::int8_rows::{BLOCK, quantize_block, unquantized};
-use super::isa::Isa;
+use super::isa::{BytePath, Isa};
 use super::pack::{LINE_FLOATS, Line, PackedMatrix, Panels, Storage, floats_of_mut};
 use super::simd::{Op, Simd};
 
@@ -21,6 +21,7 @@ pub(super) struct PackBytes<'a> {
     pub(super) n: usize,
     pub(super) k: usize,
     pub(super) isa: Isa,
+    pub(super) bytes: BytePath,
 }
 
 impl Op for PackBytes<'_> {
@@ -28,7 +29,7 @@ impl Op for PackBytes<'_> {
 
     #[inline(always)]
     fn apply<S: Simd>(self, s: S) -> PackedMatrix {
-        let PackBytes { weight, n, k, isa } = self;
+        let PackBytes { weight, n, k, isa, bytes: path } = self;
         let panels = Panels::new(n, S::LANES, S::BYTE_TILE_REGISTERS);
         let steps = Storage::Int8.steps(k);
         let mut lines = vec![Line::ZERO; panels.packed_len(steps).div_ceil(LINE_FLOATS)];
@@ -55,7 +56,9 @@ impl Op for PackBytes<'_> {
                 }
             }
         }
-        PackedMatrix::from_parts(isa, panels, Storage::Int8, [n, k, steps], lines)
+        let mut packed = PackedMatrix::from_parts(isa, panels, Storage::Int8, [n, k, steps], lines);
+        packed.bytes = Some(path);
+        packed
     }
 }
 

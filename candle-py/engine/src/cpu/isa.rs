@@ -67,22 +67,6 @@ impl Isa {
         }
     }
 
-    /// What products of bytes are made with where this is the instruction set: "avx512-vnni" or a name of `name`.
-    pub fn byte_path(self) -> &'static str {
-        match self.byte_vectors() {
-            Isa::Avx512 => "avx512-vnni",
-            isa => isa.name(),
-        }
-    }
-
-    /// The instruction set of the products of bytes: AVX-512 only with VNNI, which the first processors with it lack.
-    pub(super) fn byte_vectors(self) -> Isa {
-        match self.vectors() {
-            Isa::Avx512 if !has_vnni() => Isa::Avx2,
-            isa => isa,
-        }
-    }
-
     /// Whether the processor this runs on (and its operating system) can execute it.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
@@ -107,12 +91,58 @@ impl Isa {
     }
 }
 
-/// Whether this processor sums products of bytes in one AVX-512 instruction.
-fn has_vnni() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        is_x86_feature_detected!("avx512vnni")
+/// What products of bytes are made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BytePath {
+    /// Portable Rust.
+    Scalar,
+    /// AVX2, whose products of bytes saturate, in four instructions.
+    Avx2,
+    /// AVX-VNNI: one instruction of 8 lanes.
+    AvxVnni,
+    /// AVX-512 with VNNI, which the first processors with AVX-512 lack: one instruction of 16 lanes.
+    Avx512Vnni,
+}
+
+impl BytePath {
+    /// Every path, slowest first.
+    pub const ALL: [BytePath; 4] = [BytePath::Scalar, BytePath::Avx2, BytePath::AvxVnni, BytePath::Avx512Vnni];
+
+    /// The fastest that this processor has and that needs no wider vectors than `isa`'s.
+    pub fn of(isa: Isa) -> BytePath {
+        let least = |path: BytePath| match path {
+            BytePath::Scalar => Isa::Scalar,
+            BytePath::Avx2 | BytePath::AvxVnni => Isa::Avx2,
+            BytePath::Avx512Vnni => Isa::Avx512,
+        };
+        let usable = |path: &BytePath| least(*path) <= isa.vectors() && path.available();
+        BytePath::ALL.into_iter().rev().find(usable).unwrap_or(BytePath::Scalar)
     }
+
+    /// Its name: "scalar", "avx2", "avx-vnni" or "avx512-vnni".
+    pub fn name(self) -> &'static str {
+        match self {
+            BytePath::Scalar => "scalar",
+            BytePath::Avx2 => "avx2",
+            BytePath::AvxVnni => "avx-vnni",
+            BytePath::Avx512Vnni => "avx512-vnni",
+        }
+    }
+
+    /// Whether the processor this runs on (and its operating system) can execute it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn available(self) -> bool {
+        match self {
+            BytePath::Scalar => true,
+            BytePath::Avx2 => Isa::Avx2.available(),
+            BytePath::AvxVnni => Isa::Avx2.available() && is_x86_feature_detected!("avxvnni"),
+            BytePath::Avx512Vnni => Isa::Avx512.available() && is_x86_feature_detected!("avx512vnni"),
+        }
+    }
+
+    /// Whether the processor this runs on can execute it.
     #[cfg(not(target_arch = "x86_64"))]
-    false
+    pub fn available(self) -> bool {
+        self == BytePath::Scalar
+    }
 }

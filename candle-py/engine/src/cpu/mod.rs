@@ -43,14 +43,14 @@ pub use activation::Activation;
 pub use attention::AttentionArgs;
 pub use attention_paged::PagedAttentionArgs;
 pub use int8_rows::{QuantizedPart, QuantizedRows};
-pub use isa::Isa;
+pub use isa::{BytePath, Isa};
 pub use linear::Epilogue;
 pub use pack::{PackedMatrix, Storage, bfloat16_bits};
 pub use pages::{PAGE_TOKENS, PageShape, Pages};
 
 use std::ops::Range;
 
-use simd::dispatch;
+use simd::{dispatch, dispatch_bytes};
 
 /// The rows of a product.
 #[derive(Clone, Copy, Debug)]
@@ -65,12 +65,13 @@ pub enum Operand<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     isa: Isa,
+    bytes: BytePath,
 }
 
 impl Kernels {
     /// The kernels of `isa`, or `None` when this processor lacks it.
     pub fn new(isa: Isa) -> Option<Kernels> {
-        isa.available().then_some(Kernels { isa })
+        isa.available().then(|| Kernels { isa, bytes: BytePath::of(isa) })
     }
 
     /// The instruction set in force.
@@ -85,7 +86,7 @@ impl Kernels {
             return amx_pack::pack(weight, n, k, self.isa);
         }
         if storage == Storage::Int8 {
-            return dispatch(self.isa.byte_vectors(), int8_pack::PackBytes { weight, n, k, isa: self.isa });
+            return dispatch_bytes(self.bytes, int8_pack::PackBytes { weight, n, k, isa: self.isa, bytes: self.bytes });
         }
         dispatch(self.isa, pack::Pack { weight, n, k, isa: self.isa, storage })
     }
@@ -127,6 +128,7 @@ impl Kernels {
         panels: Range<usize>,
     ) {
         assert_eq!(w.isa, self.isa, "weight packed for another instruction set");
+        assert!(w.bytes.is_none_or(|bytes| bytes == self.bytes), "bytes packed for other instructions");
         let (x, quantized) = match x {
             Operand::Rows(x) => {
                 assert_eq!(x.len(), rows * w.k(), "x is not rows * k");
@@ -148,14 +150,14 @@ impl Kernels {
             Storage::Bfloat16 if self.isa.has_tiles() => {
                 dispatch(self.isa, amx_linear::TiledLinear { linear, isa: self.isa })
             }
-            Storage::Int8 => dispatch(self.isa.byte_vectors(), int8_linear::ByteLinear { linear }),
+            Storage::Int8 => dispatch_bytes(self.bytes, int8_linear::ByteLinear { linear }),
             _ => dispatch(self.isa, linear),
         }
     }
 
     /// Quantises a part of rows for products with a weight in int8: the same numbers as those make of float32 rows.
     pub fn quantize(&self, x: &[f32], to: QuantizedPart<'_>) {
-        dispatch(self.isa.byte_vectors(), int8_rows::Quantize { x, to });
+        dispatch_bytes(self.bytes, int8_rows::Quantize { x, to });
     }
 
     /// Layer normalisation in place over rows of `dim`, then `* weight (+ bias)`; two-pass variance.

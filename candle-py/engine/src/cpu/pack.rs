@@ -1,8 +1,8 @@
 //! Weights as the GEMM reads them: panels of a few registers' columns, row after row of k, padded to whole registers.
 
-use super::Isa;
 use super::int8_pack::{BLOCK_STEPS, unpack_column};
 use super::int8_rows::BLOCK;
+use super::isa::{BytePath, Isa};
 use super::simd::{MOST_LANES, Op, Simd};
 
 /// Floats of a cache line, and of the widest register.
@@ -60,6 +60,8 @@ pub struct PackedMatrix {
     pub(super) isa: Isa,
     pub(super) panels: Panels,
     pub(super) storage: Storage,
+    /// What bytes are packed for.
+    pub(super) bytes: Option<BytePath>,
     n: usize,
     k: usize,
     steps: usize,
@@ -104,7 +106,7 @@ impl PackedMatrix {
         lines: Vec<Line>,
     ) -> PackedMatrix {
         assert_eq!(lines.len(), panels.packed_len(steps).div_ceil(LINE_FLOATS), "lines are not the panels");
-        PackedMatrix { isa, panels, storage, n, k, steps, lines }
+        PackedMatrix { isa, panels, storage, bytes: None, n, k, steps, lines }
     }
 
     /// Output features.

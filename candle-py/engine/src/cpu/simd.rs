@@ -4,7 +4,7 @@
 //! Every method is `#[inline(always)]`: it must end up inside the `#[target_feature]` function of its token's `run`,
 //! where an intrinsic is one instruction.
 
-use super::Isa;
+use super::isa::{BytePath, Isa};
 use super::simd_scalar::ScalarLanes;
 #[cfg(target_arch = "x86_64")]
 use super::{simd_avx2::Avx2, simd_avx512::Avx512};
@@ -171,7 +171,23 @@ pub(super) fn dispatch<O: Op>(isa: Isa, op: O) -> O::Output {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => Avx512::checked().run(op),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => Avx2::checked().run(op),
+        Isa::Avx2 => Avx2::<false>::checked().run(op),
+        _ => ScalarLanes.run(op),
+    }
+}
+
+/// Runs `op`, which is about products of bytes, with the vectors of `path`; panics when this processor lacks them.
+pub(super) fn dispatch_bytes<O: Op>(path: BytePath, op: O) -> O::Output {
+    match path {
+        #[cfg(target_arch = "x86_64")]
+        BytePath::Avx512Vnni => {
+            assert!(path.available(), "this processor has no AVX-512 VNNI");
+            Avx512::checked().run(op)
+        }
+        #[cfg(target_arch = "x86_64")]
+        BytePath::AvxVnni => Avx2::<true>::checked().run(op),
+        #[cfg(target_arch = "x86_64")]
+        BytePath::Avx2 => Avx2::<false>::checked().run(op),
         _ => ScalarLanes.run(op),
     }
 }

@@ -2,35 +2,57 @@
 
 use std::arch::x86_64::*;
 
-use super::Isa;
+use super::isa::{BytePath, Isa};
 use super::simd::{MOST_LANES, Op, Simd, butterfly_signs};
 
 /// The upper 16 bits of a lane.
 const UPPER_HALF: i32 = -0x1_0000;
 
-/// Proof that the processor has AVX2 and FMA.
+/// Proof that the processor has AVX2 and FMA, and with `VNNI` that it has AVX-VNNI, too.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(());
+pub(super) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// The proof; panics without the instructions (the detection is cached by the standard library).
     #[inline]
-    pub(super) fn checked() -> Avx2 {
+    pub(super) fn checked() -> Self {
         assert!(Isa::Avx2.available(), "this processor has no AVX2");
+        assert!(!VNNI || BytePath::AvxVnni.available(), "this processor has no AVX-VNNI");
         Avx2(())
     }
+}
+
+/// `sum + weights . x` over groups of four bytes, unsigned by signed. In assembly, since that needs no other target feature
+/// than the registers do.
+///
+/// # Safety
+/// The processor has AVX-VNNI.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_byte_dots(mut sum: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: reads and writes these registers alone; the caller vouches for the instruction.
+    unsafe {
+        std::arch::asm!(
+            "{{vex}} vpdpbusd {sum}, {weights}, {x}",
+            sum = inout(ymm_reg) sum,
+            weights = in(ymm_reg) weights,
+            x = in(ymm_reg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
 }
 
 /// Where the op and everything inlined into it is compiled with AVX2.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma")]
-fn run_op<O: Op>(simd: Avx2, op: O) -> O::Output {
+fn run_op<const VNNI: bool, O: Op>(simd: Avx2<VNNI>, op: O) -> O::Output {
     op.apply(simd)
 }
 
 /// The mask of the first `count` lanes: all ones in a lane that counts.
 #[inline(always)]
-fn first(_proof: Avx2, count: usize) -> __m256i {
+fn first<const VNNI: bool>(_proof: Avx2<VNNI>, count: usize) -> __m256i {
     debug_assert!(count <= 8);
     const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
     let from = &ONES_THEN_ZEROS[8 - count.min(8)..];
@@ -39,7 +61,7 @@ fn first(_proof: Avx2, count: usize) -> __m256i {
 }
 
 // SAFETY of every block below: `self` proves the instructions; the memory they touch is what each method's contract asks.
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type V = __m256;
     type I = __m256i;
     const LANES: usize = 8;
@@ -47,7 +69,7 @@ impl Simd for Avx2 {
     const TILE_REGISTERS: usize = 2;
     const BYTE_TILE_ROWS: usize = 2;
     const BYTE_TILE_REGISTERS: usize = 2;
-    const BYTE_EXCESS: i32 = 0;
+    const BYTE_EXCESS: i32 = if VNNI { 128 } else { 0 };
 
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Output {
@@ -200,12 +222,15 @@ impl Simd for Avx2 {
         // SAFETY: as above the impl.
         unsafe { _mm256_loadu_si256(from.cast()) }
     }
-    /// `maddubs` takes one operand unsigned and saturates at 16 bits: with |x| and weights that have taken x's sign, two
-    /// products are at most 2 * 127 * 127.
+    /// Without VNNI: `maddubs` takes one operand unsigned and saturates at 16 bits; with |x| and weights that have taken x's
+    /// sign, two products are at most 2 * 127 * 127.
     #[inline(always)]
     fn add_dots(self, sum: __m256i, weights: __m256i, x: __m256i) -> __m256i {
         // SAFETY: as above the impl.
         unsafe {
+            if VNNI {
+                return add_byte_dots(sum, weights, x);
+            }
             let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(weights, x));
             _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))

@@ -213,7 +213,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn add_dots(self, sum: __m512i, weights: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: products of bytes run on these vectors only where there is VNNI (`Isa::byte_vectors`).
+        // SAFETY: products of bytes run on these vectors only where there is VNNI (`BytePath`).
         unsafe { add_byte_dots(sum, weights, x) }
     }
     #[inline(always)]

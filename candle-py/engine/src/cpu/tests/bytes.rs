@@ -1,9 +1,15 @@
 //! Products of bytes: against a plain loop over the same rounded numbers, and what rounding leaves of a number.
 
-use super::{assert_close, assert_same_bits, every_kernels, random};
-use crate::cpu::{Activation, Epilogue, Kernels, Operand, Storage};
+use super::{assert_close, assert_same_bits, random};
+use crate::cpu::{Activation, BytePath, Epilogue, Isa, Kernels, Operand, Storage};
 
 const BLOCK: usize = 64;
+
+/// Kernels for every way that this processor has to multiply bytes.
+fn every_kernels() -> Vec<Kernels> {
+    let paths = BytePath::ALL.into_iter().filter(|path| path.available());
+    paths.map(|bytes| Kernels { isa: Isa::detected(Storage::Int8), bytes }).collect()
+}
 
 /// The Walsh-Hadamard transform, pair by pair.
 fn mix<T: Copy + std::ops::Add<Output = T> + std::ops::Sub<Output = T>>(block: &mut [T]) {
@@ -66,7 +72,7 @@ fn odd_shapes_match_the_same_bytes_in_float64() {
                     let mut out = vec![f32::NAN; rows * n];
                     kernels.linear(&x, rows, &packed, Some(&bias), Epilogue::None, &mut out, n);
                     let want = reference(&x, rows, &weight, n, k, Some(&bias));
-                    assert_close(&out, &want, 2e-6, &format!("{:?} {rows} {n} {k}", kernels.isa()));
+                    assert_close(&out, &want, 2e-6, &format!("{:?} {rows} {n} {k}", kernels.bytes));
                 }
             }
         }
@@ -80,7 +86,7 @@ fn shapes_around_hidden_sizes_match_the_same_bytes_in_float64() {
             let (x, weight) = (random(rows * k, 4), random(n * k, 5));
             let out = linear(kernels, &x, rows, &weight, n, k);
             let want = reference(&x, rows, &weight, n, k, None);
-            assert_close(&out, &want, 1e-5, &format!("{:?} {rows} {n} {k}", kernels.isa()));
+            assert_close(&out, &want, 1e-5, &format!("{:?} {rows} {n} {k}", kernels.bytes));
         }
     }
 }
@@ -95,7 +101,7 @@ fn extreme_bytes_neither_saturate_nor_wrap() {
             let weight: Vec<f32> = (0..k).map(signs(of_weight)).collect();
             let want: f64 = x.iter().zip(&weight).map(|(x, weight)| f64::from(x * weight)).sum();
             let out = linear(kernels, &x, 1, &weight, 1, k);
-            assert_close(&out, &[want], 1e-6, &format!("{:?} {of_x} {of_weight}", kernels.isa()));
+            assert_close(&out, &[want], 1e-6, &format!("{:?} {of_x} {of_weight}", kernels.bytes));
         }
     }
 }
@@ -108,7 +114,7 @@ fn a_row_has_the_same_bits_in_every_batch_and_in_parts_of_the_panels() {
         let together = linear(kernels, &x, rows, &weight, n, k);
         for row in 0..rows {
             let alone = linear(kernels, &x[row * k..][..k], 1, &weight, n, k);
-            assert_same_bits(&alone, &together[row * n..][..n], &format!("{:?} row {row}", kernels.isa()));
+            assert_same_bits(&alone, &together[row * n..][..n], &format!("{:?} row {row}", kernels.bytes));
         }
         let packed = kernels.pack(&weight, n, k, Storage::Int8);
         let mut out = vec![f32::NAN; rows * n];
@@ -167,7 +173,7 @@ fn rows_of_a_weight_come_back_as_they_were_rounded() {
                     &out,
                     &want[row * k.next_multiple_of(BLOCK)..][..k],
                     1e-6,
-                    &format!("{:?} {n} {k} {row}", kernels.isa()),
+                    &format!("{:?} {n} {k} {row}", kernels.bytes),
                 );
             }
         }
@@ -184,7 +190,7 @@ fn what_is_not_finite_stays_so_in_its_row_alone() {
                 let clean = linear(kernels, &x, rows, &weight, n, k);
                 x[3 * k + place] = bad;
                 let out = linear(kernels, &x, rows, &weight, n, k);
-                assert!(out[3 * n..4 * n].iter().all(|number| number.is_nan()), "{:?} {bad}", kernels.isa());
+                assert!(out[3 * n..4 * n].iter().all(|number| number.is_nan()), "{:?} {bad}", kernels.bytes);
                 assert_same_bits(&out[..3 * n], &clean[..3 * n], "rows before");
                 assert_same_bits(&out[4 * n..], &clean[4 * n..], "rows after");
             }
@@ -198,13 +204,37 @@ fn zeros_and_the_least_numbers_give_zero() {
     for kernels in every_kernels() {
         for number in [0.0, -0.0, f32::MIN_POSITIVE, 1e-40] {
             let out = linear(kernels, &vec![number; 2 * k], 2, &random(3 * k, 13), 3, k);
-            assert!(out.iter().all(|out| *out == 0.0), "{:?} {number}", kernels.isa());
+            assert!(out.iter().all(|out| *out == 0.0), "{:?} {number}", kernels.bytes);
             let out = linear(kernels, &random(2 * k, 14), 2, &vec![number; 3 * k], 3, k);
-            assert!(out.iter().all(|out| *out == 0.0), "{:?} weight {number}", kernels.isa());
+            assert!(out.iter().all(|out| *out == 0.0), "{:?} weight {number}", kernels.bytes);
         }
         let packed = kernels.pack(&[], 3, 0, Storage::Int8);
         let mut out = [f32::NAN; 6];
         kernels.linear(&[], 2, &packed, Some(&[1.0, 2.0, 3.0]), Epilogue::None, &mut out, 3);
         assert_eq!(out, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+    }
+}
+
+#[test]
+fn every_way_to_multiply_bytes_gives_sums_of_the_same_bytes() {
+    let (rows, n, k) = (5, 33, 200);
+    let (x, weight) = (random(rows * k, 15), random(n * k, 16));
+    let sums: Vec<_> = every_kernels().into_iter().map(|kernels| linear(kernels, &x, rows, &weight, n, k)).collect();
+    for other in &sums[1..] {
+        let first: Vec<f64> = sums[0].iter().map(|sum| f64::from(*sum)).collect();
+        assert_close(other, &first, 1e-6, "another path");
+    }
+}
+
+#[test]
+fn bytes_are_multiplied_by_the_fastest_way_that_an_instruction_set_allows() {
+    assert_eq!(BytePath::of(Isa::Scalar), BytePath::Scalar);
+    if Isa::Avx2.available() {
+        let vnni = BytePath::AvxVnni.available();
+        assert_eq!(BytePath::of(Isa::Avx2), if vnni { BytePath::AvxVnni } else { BytePath::Avx2 });
+    }
+    if BytePath::Avx512Vnni.available() {
+        assert_eq!(BytePath::of(Isa::Avx512), BytePath::Avx512Vnni);
+        assert_eq!(BytePath::of(Isa::AmxSoftware), BytePath::Avx512Vnni);
     }
 }
