@@ -1,8 +1,9 @@
-"""What bfloat16 and int8 do to a generate job: greedy texts and next-token distributions, next to those of float32.
+"""What bfloat16 and int8 do to a job, next to float32: greedy texts and next-token distributions, or embeddings.
 
 usage: python -m benchmarks.weight_dtypes [SPEC.yaml]         by default configs/generate-smollm2.yaml: 100 docstrings
 
-JSON on stdout. Logits are compared along the float32 text of each row, at every place that chose a token.
+JSON on stdout. Logits are compared along the float32 text of each row, at every place that chose a token. Of a spec of
+kind `embed`, a sample's vectors are compared, and which of the others is nearest to each.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.sides import ROOT
-from jobs.prepare import prepare_job
+from jobs.prepare import PreparedJob, prepare_job
 from jobs.sample import sample_rows
 from jobs.spec import load_spec
+from workers.batch import batch_tokens, row_lengths
+from workers.engine.load import load_engine
 
 ROUNDED = ("bfloat16", "int8")
+MOST_ROWS = 1000
 Ids = NDArray[np.uint32]
 
 
@@ -77,6 +81,46 @@ class Comparison:
 def compare(spec: Path) -> dict[str, dict[str, float]]:
     """Each format on the rows of a job."""
     prepared = prepare_job(load_spec(spec))
+    return compare_vectors(prepared) if prepared.spec.task.kind == "embed" else compare_texts(prepared)
+
+
+def compare_vectors(prepared: PreparedJob) -> dict[str, dict[str, float]]:
+    """Each format on vectors of a sample."""
+    config, sample = prepared.worker_config, sample_rows(prepared, MOST_ROWS)
+    rows = np.flatnonzero(row_lengths(sample.offsets))
+    found = []
+    for dtype in ("float32", *ROUNDED):
+        model = prepared.model
+        engine = load_engine(model.source, model.path, config.task, device="cpu", dtype=dtype, threads=None)
+        vectors = np.zeros((sample.rows, config.task.width))
+        for batch in batch_tokens(
+            sample.ids, sample.offsets, rows, budget_tokens=config.budget_tokens, type_ids=sample.type_ids
+        ):
+            vectors[batch.rows] = engine.forward(batch).values
+        found.append(vectors[rows] / np.linalg.norm(vectors[rows], axis=1, keepdims=True))
+    exact, nearest = found[0], [nearest_rows(vectors) for vectors in found]
+    told = {}
+    for dtype, vectors, others in zip(ROUNDED, found[1:], nearest[1:], strict=True):
+        cosines = (vectors * exact).sum(axis=1)
+        told[dtype] = {
+            "rows": len(rows),
+            "least_cosine": float(cosines.min()),
+            "mean_cosine": float(cosines.mean()),
+            "rows_with_the_same_nearest_row": int((others == nearest[0]).sum()),
+        }
+    return told
+
+
+def nearest_rows(vectors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The nearest other row of each, by cosine."""
+    likeness = vectors @ vectors.T
+    np.fill_diagonal(likeness, -1)
+    nearest: NDArray[np.int64] = likeness.argmax(axis=1)
+    return nearest
+
+
+def compare_texts(prepared: PreparedJob) -> dict[str, dict[str, float]]:
+    """Each format on texts of the job's first rows."""
     decoder = prepared.worker_config.task.decoder
     assert decoder is not None, "a decoder task"
     assert decoder.sampling is not None, "a task of kind generate"

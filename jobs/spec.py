@@ -46,7 +46,7 @@ class ModelSpec(Section):
         "auto",
         description="How weights are held; auto: float32. bfloat16 takes half the memory, and vectors keep a cosine "
         "of 0.9999 to the exact ones. int8, on CPUs alone, takes little more than a quarter for matrices, half for "
-        "embeddings, is faster, and keeps 0.999.",
+        "embeddings, is faster with VNNI, and keeps 0.999.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where build and machine have one.")
     tensor_parallel: Annotated[int, Field(ge=1)] = Field(

@@ -56,6 +56,7 @@ def test_every_path_gives_the_references_vectors_of_minilm(cpu: str, dtype: str,
     engine = load(minilm(), cpu, dtype)
     found = np.asarray(engine.embed(*ragged(rows)))
     cosines = (found * vectors).sum(1) / (np.linalg.norm(found, axis=1) * np.linalg.norm(vectors, axis=1))
+    print(f"MiniLM in {dtype} on {cpu}: least cosine {cosines.min():.7f}, mean {cosines.mean():.7f}")
     assert cosines.min() >= least
 
 

@@ -203,6 +203,17 @@ def test_int8_on_cuda_is_refused_by_every_verb_in_the_same_words(files: JobFiles
     assert not files.out().exists()
 
 
+def test_int8_where_auto_finds_a_gpu_is_refused_when_planned(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_input(sample_table(20))
+    monkeypatch.setattr("jobs.prepare._decide_device", lambda spec: "cuda")
+    with pytest.raises(InputError, match="cuda does not hold weights in this dtype: `int8`"):
+        prepare_job(files.spec(model__source=str(minilm()), model__dtype="int8"))
+    assert (
+        prepare_job(files.spec(model__source=str(minilm()), model__dtype="bfloat16")).worker_config.model.device
+        == "cuda"
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_weights_are_counted_alike_with_and_without_them(files: JobFiles, whole: str, folder: Path, dtype: str) -> None:
     write_prompts(files, 20)
@@ -217,10 +228,10 @@ def test_weights_are_counted_alike_with_and_without_them(files: JobFiles, whole:
 def test_memory_of_a_replica_counts_weights_as_they_are_held(files: JobFiles) -> None:
     files.write_input(sample_table(20))
     source = str(minilm())
-    found = {
-        dtype: preview_job(files.spec(model__source=source, model__dtype=dtype)).replica_memory_bytes
-        for dtype in ("float32", "bfloat16", "int8")
-    }
+    dtypes = ("float32", "bfloat16", "int8")
+    plans = {dtype: preview_job(files.spec(model__source=source, model__dtype=dtype)) for dtype in dtypes}
+    assert all(planned.dtype == dtype for dtype, planned in plans.items())
+    found = {dtype: planned.replica_memory_bytes for dtype, planned in plans.items()}
     whole = prepare_job(files.spec(model__source=source)).info.weight_bytes
     assert whole > 80 << 20
     assert found["float32"] - found["bfloat16"] == whole // 2
