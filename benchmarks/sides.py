@@ -20,7 +20,7 @@ from workers.model.resolve import resolve_model
 ROOT = Path(__file__).resolve().parent.parent
 BENCH_PYTHON = ROOT / ".venv-bench/bin/python"
 SPEC = ROOT / "configs/embed-minilm.yaml"
-OURS = {"candelabra float32": "float32", "candelabra bfloat16": "bfloat16"}
+OURS = {f"candelabra {dtype}": dtype for dtype in ("float32", "bfloat16", "int8")}
 PEERS = {"ONNX Runtime float32": "onnxruntime", "OpenVINO float32": "openvino", "OpenVINO bfloat16": "openvino-bf16"}
 
 

@@ -96,9 +96,11 @@ def validate(spec: SpecFile, overrides: Overrides = None, as_json: Json = False)
     """Check a spec, and print it with every default filled in. Looks at no data."""
     from jobs.render import render_warnings
     from jobs.split import check_ranks
+    from jobs.weight_bytes import check_dtype
 
     job = _load(spec, overrides)
     check_ranks(job)
+    check_dtype(job.model.dtype, job.model.device)
     render_warnings(job)
     if as_json:
         print_json(job.model_dump(mode="json"))

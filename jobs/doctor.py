@@ -120,7 +120,7 @@ def _engine(facts: Facts) -> Iterable[Finding]:
         )
         return
     build = "CUDA build" if engine.cuda else "CPU build"
-    path = f"CPU path {engine.cpu} (bfloat16: {engine.cpu_bfloat16})"
+    path = f"CPU path {engine.cpu} (bfloat16: {engine.cpu_bfloat16}, int8: {engine.cpu_int8})"
     yield Finding("engine", "ok", f"candle-py {engine.version} (Candle {engine.candle_version}), {build}, {path}")
     if engine.cpu == "scalar" and {"avx2", "fma"} <= facts.cpu_flags:
         yield Finding(

@@ -49,6 +49,7 @@ class EngineFacts:
     candle_version: str
     cpu: str
     cpu_bfloat16: str
+    cpu_int8: str
     cuda: bool
     nccl: bool
     threads_default: int
@@ -164,6 +165,7 @@ def _engine() -> tuple[EngineFacts | None, str | None]:
         candle_version=str(said["candle_version"]),
         cpu=str(said["cpu"]),
         cpu_bfloat16=str(said["cpu_bfloat16"]),
+        cpu_int8=str(said["cpu_int8"]),
         cuda=bool(said["cuda"]),
         nccl=bool(said["nccl"]),
         threads_default=int(str(said["threads_default"])),

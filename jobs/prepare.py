@@ -14,6 +14,7 @@ from jobs.identity import make_identity
 from jobs.prepare_input import check_dimensions, decide_columns, main_column, prepare_input
 from jobs.spec import JobSpec
 from jobs.split import check_tensor_parallel
+from jobs.weight_bytes import check_dtype
 from sharding.errors import InfrastructureError, InputError
 from sharding.plan import ShardPlan, make_plan, plan_shards
 from sharding.plan_file import read_plan
@@ -59,7 +60,9 @@ def prepare_job(spec: JobSpec) -> PreparedJob:
     """
     ahead = prepare_input(spec)
     output, listing = ahead.output, ahead.listing
+    check_dtype(spec.model.dtype, spec.model.device)
     device = _decide_device(spec)
+    check_dtype(spec.model.dtype, device)
     model = _resolve(spec)
     likelihood = spec.task.by_likelihood
     info = inspect_model(model.source, model.path, spec.task.kind, spec.task.pooling, by_likelihood=likelihood)

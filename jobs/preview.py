@@ -119,7 +119,7 @@ def preview_job(spec: JobSpec) -> JobPreview:
         model=prepared.model.source,
         revision=prepared.model.revision,
         architecture=info.architecture,
-        dtype=info.dtype,
+        dtype=config.model.dtype,
         notes=plan.notes,
         sampled_rows=sample.rows,
         token_histogram=_histogram(lengths),

@@ -42,10 +42,11 @@ class ModelSpec(Section):
         min_length=1, description="A local folder, a Hub id (org/name), or package:NAME/PATH: data of a package."
     )
     revision: str | None = Field(None, description="Hub: branch, tag or commit; the plan pins the commit.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         "auto",
         description="How weights are held; auto: float32. bfloat16 takes half the memory, and vectors keep a cosine "
-        "of 0.9999 to the exact ones.",
+        "of 0.9999 to the exact ones. int8, on CPUs alone, takes little more than a quarter for matrices, half for "
+        "embeddings, is faster with VNNI, and keeps 0.999.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where build and machine have one.")
     tensor_parallel: Annotated[int, Field(ge=1)] = Field(

@@ -13,7 +13,7 @@ from pathlib import Path
 from jobs.batching import Batching
 from jobs.placement import Placement, place_replicas
 from jobs.spec import JobSpec
-from jobs.weight_bytes import WeightBytes, is_matrix, weight_bytes
+from jobs.weight_bytes import WeightBytes, matrix_names, weight_bytes
 from sharding.errors import InfrastructureError, InputError
 from sharding.tensor import ModelSizes, rank_numbers
 from sharding.tensor_shapes import MODEL_TYPES, DecoderShapes, decoder_shapes
@@ -57,7 +57,7 @@ class Dimensions:
     @classmethod
     def of_shapes(cls, found: DecoderShapes) -> Dimensions:
         """Those of a decoder whose config is known."""
-        sizes = found.sizes
+        sizes, matrices = found.sizes, matrix_names(found.shapes)
         return cls(
             found.hidden_size,
             found.layers,
@@ -65,7 +65,7 @@ class Dimensions:
             sizes.head_dim,
             sizes.vocab_size,
             sum(map(prod, found.shapes.values())),
-            sum(prod(shape) for name, shape in found.shapes.items() if not is_matrix(name, shape)),
+            sum(prod(shape) for name, shape in found.shapes.items() if name not in matrices),
             (sizes, found.shapes),
         )
 
@@ -79,8 +79,9 @@ class Dimensions:
 
     @classmethod
     def of_info(cls, info: EngineInfo) -> Dimensions:
-        """Those that a model tells of itself; of the rest only its token table is known."""
-        numbers, table = info.weight_bytes // _FLOAT_BYTES, info.vocab_size * info.hidden_size
+        """Those that a model tells of itself; of the rest only its token table is known, if that is no head, too."""
+        numbers = info.weight_bytes // _FLOAT_BYTES
+        table = 0 if info.tied else info.vocab_size * info.hidden_size
         rest = min(numbers, table)
         return cls(info.hidden_size, info.layers, info.kv_heads, info.head_dim, info.vocab_size, numbers, rest, None)
 
@@ -89,8 +90,9 @@ class Dimensions:
         if self.decoder is None:
             return ceil(held.size(self.parameters - self.rest, self.rest) / ranks)
         sizes, shapes = self.decoder
-        matrices = [(name, shape) for name, shape in shapes.items() if is_matrix(name, shape)]
-        rest = [(name, shape) for name, shape in shapes.items() if not is_matrix(name, shape)]
+        names = matrix_names(shapes)
+        matrices = [(name, shape) for name, shape in shapes.items() if name in names]
+        rest = [(name, shape) for name, shape in shapes.items() if name not in names]
         return max(
             held.size(*(rank_numbers(part, sizes, rank=rank, world=ranks) for part in (matrices, rest)))
             for rank in range(ranks)
@@ -176,7 +178,7 @@ def plan_split(model: Dimensions, load: Load, ranks: int) -> SplitPlan:
         raise InfrastructureError(
             f"a rank needs {_needed(model, load, ranks) / _GB:.1f} GB and a tenth to spare, more than the largest "
             f"device counted on has: `{DEVICES_GB[-1]} GB`",
-            hint=f"model.tensor_parallel that fits: {', '.join(fitting) or 'none'}; or a smaller cache, or bfloat16",
+            hint=f"model.tensor_parallel that fits: {', '.join(fitting) or 'none'}; or a smaller cache or dtype",
         )
     return SplitPlan(
         ranks=ranks,

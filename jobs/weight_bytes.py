@@ -5,9 +5,10 @@ A dtype that holds matrices in fewer bytes than the rest is one more line of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from sharding.errors import InputError
 from workers.config import DeviceKind
@@ -31,12 +32,16 @@ class WeightBytes:
 
 
 _FOUR, _TWO = WeightBytes(4, 4), WeightBytes(2, 2)
+_BLOCKS = WeightBytes(1 + 4 / 64, 2)
+"""A byte a number and a float32 scale for 64 of a row; the last block of a row counts as far as it is filled."""
 _HELD: dict[DeviceKind, dict[str, WeightBytes]] = {
-    "cpu": {"float32": _FOUR, "bfloat16": _TWO},
+    "cpu": {"float32": _FOUR, "bfloat16": _TWO, "int8": _BLOCKS},
     "cuda": {"float32": _FOUR, "bfloat16": _TWO, "float16": _TWO},
 }
 _STORED = {"float32": 4, "bfloat16": 2, "float16": 2}
-_EMBEDDINGS = "embed_tokens.weight"
+_EMBEDDINGS, _HEAD = "embed_tokens.weight", "lm_head.weight"
+_NOT_ASKED_FOR = "float16"
+"""What no spec can ask for."""
 
 
 def weight_bytes(dtype: str, device: DeviceKind) -> WeightBytes:
@@ -47,8 +52,21 @@ def weight_bytes(dtype: str, device: DeviceKind) -> WeightBytes:
     """
     held = _HELD[device]
     if dtype not in held:
-        raise InputError(f"{device} does not hold weights in this dtype: `{dtype}`", hint=f"one of: {', '.join(held)}")
+        others = [f"model.device: {other}" for other, dtypes in _HELD.items() if dtype in dtypes]
+        choices = [name for name in held if name != _NOT_ASKED_FOR]
+        hint = f"model.dtype can be {', '.join(choices)}; or set {' or '.join(others)}" if others else None
+        raise InputError(f"{device} does not hold weights in this dtype: `{dtype}`", hint=hint)
     return held[dtype]
+
+
+def check_dtype(dtype: str, device: Literal["auto"] | DeviceKind) -> None:
+    """Check a dtype against the device as far as it is decided.
+
+    Raises:
+        InputError: The device does not hold weights in this dtype.
+    """
+    if dtype != "auto" and device != "auto":
+        weight_bytes(dtype, device)
 
 
 def stored_bytes(dtype: str) -> int | None:
@@ -56,6 +74,9 @@ def stored_bytes(dtype: str) -> int | None:
     return _STORED.get(dtype)
 
 
-def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether a decoder's weight is a layer's matrix."""
-    return len(shape) == 2 and not name.endswith(_EMBEDDINGS)
+def matrix_names(shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
+    """Those of a decoder's weights that are a layer's matrix; so is a token table without a head beside it."""
+    tied = not any(name.endswith(_HEAD) for name in shapes)
+    return frozenset(
+        name for name, shape in shapes.items() if len(shape) == 2 and (tied or not name.endswith(_EMBEDDINGS))
+    )

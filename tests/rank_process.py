@@ -44,7 +44,8 @@ def main(options: dict[str, Any]) -> None:
         if options.get("nccl"):
             group = candle_py.NcclCommunicator(communicator)
         device = options.get("device", "cpu")
-        engine = candle_py.Engine.load(options["model"], device=device, threads=1, communicator=group)
+        dtype = options.get("dtype", "auto")
+        engine = candle_py.Engine.load(options["model"], device=device, dtype=dtype, threads=1, communicator=group)
         say(info=[engine.info["rank"], engine.info["world"]])
         if options["rank"] > 0:
             engine.follow()

@@ -1,4 +1,4 @@
-"""Every way the engine can compute, held to the references: each instruction set, and weights in bfloat16."""
+"""Every way the engine can compute, held to the references: each instruction set, and weights in bfloat16 and int8."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ def test_every_instruction_set_gives_the_references_hidden_states(name: str, cpu
 
 
 @pytest.mark.parametrize("cpu", PATHS)
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999)])
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999), ("int8", 0.999)])
 def test_every_path_gives_the_references_vectors_of_minilm(cpu: str, dtype: str, least: float) -> None:
     rows, vectors = minilm_rows()
     engine = load(minilm(), cpu, dtype)
     found = np.asarray(engine.embed(*ragged(rows)))
     cosines = (found * vectors).sum(1) / (np.linalg.norm(found, axis=1) * np.linalg.norm(vectors, axis=1))
+    print(f"MiniLM in {dtype} on {cpu}: least cosine {cosines.min():.7f}, mean {cosines.mean():.7f}")
     assert cosines.min() >= least
 
 
@@ -93,12 +94,34 @@ def test_bfloat16_halves_the_weights_and_says_so() -> None:
     assert whole["weight_bytes"] == 2 * half["weight_bytes"] == 4 * whole["parameters"]
 
 
-def test_bfloat16_vectors_are_bit_equal_alone_and_in_any_batch() -> None:
-    rows, _ = minilm_rows()
-    engine = candle_py.Engine.load(minilm(), dtype="bfloat16")
+def test_int8_takes_little_more_than_a_byte_for_a_matrix_and_two_for_a_table_and_says_so() -> None:
+    engine = candle_py.Engine.load(minilm(), dtype="int8")
+    info, path = engine.info, candle_py.capabilities()["cpu_int8"]
+    assert (info["dtype"], path.removesuffix("-vnni")) in (("int8", info["cpu"]), ("int8", "avx2"))
+    tables = (info["vocab_size"] + 512 + 2) * info["hidden_size"]
+    assert info["weight_bytes"] == 2 * tables + (info["parameters"] - tables) * 68 // 64
+
+
+@pytest.mark.parametrize(
+    ("cpu", "dtype"), [(None, "bfloat16"), ("scalar", "int8"), ("avx2", "int8"), ("avx512", "int8")]
+)
+def test_rounded_vectors_are_bit_equal_alone_and_in_any_batch_and_order(cpu: str | None, dtype: str) -> None:
+    rows, _ = minilm_rows(slice(None, None, 4) if cpu == "scalar" else slice(None))
+    engine = candle_py.Engine.load(minilm(), dtype=dtype) if cpu is None else load(minilm(), cpu, dtype)
     together = np.asarray(engine.embed(*ragged(rows)))
     alone = np.concatenate([engine.embed(*ragged([row])) for row in rows])
     np.testing.assert_array_equal(together, alone)
+    some = np.random.default_rng(3).permutation(len(rows))[: len(rows) // 2]
+    np.testing.assert_array_equal(np.asarray(engine.embed(*ragged([rows[index] for index in some]))), alone[some])
+
+
+def test_instruction_sets_give_vectors_in_int8_that_are_as_near_each_other_as_to_the_reference() -> None:
+    # Sums in another order, by a bit or two, round some numbers to the next byte.
+    rows, _ = minilm_rows(slice(None, None, 8))
+    best = PATHS.index(candle_py.capabilities()["cpu"])
+    found = [np.asarray(load(minilm(), cpu, "int8").embed(*ragged(rows))) for cpu in PATHS[: best + 1]]
+    for other in found[1:]:
+        assert (other * found[0]).sum(1).min() >= 0.999
 
 
 def test_instruction_sets_give_nearly_the_same_bfloat16_vectors() -> None:

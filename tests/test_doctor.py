@@ -21,6 +21,7 @@ ENGINE = EngineFacts(
     candle_version="0.11.1",
     cpu="avx512",
     cpu_bfloat16="amx",
+    cpu_int8="avx512-vnni",
     cuda=False,
     nccl=False,
     threads_default=8,
@@ -131,8 +132,8 @@ def test_a_plain_path_on_a_capable_cpu_is_a_problem_and_elsewhere_a_note() -> No
     assert "no AVX2" in notes(replace(GOOD, engine=slow, cpu_flags=frozenset({"sse2"})))
 
 
-def test_the_path_of_bfloat16_is_told_and_an_amx_that_is_withheld_noted() -> None:
-    assert "CPU path avx512 (bfloat16: amx)" in " ".join(finding.what for finding in examine(GOOD))
+def test_the_paths_of_bfloat16_and_int8_are_told_and_an_amx_that_is_withheld_noted() -> None:
+    assert "CPU path avx512 (bfloat16: amx, int8: avx512-vnni)" in " ".join(finding.what for finding in examine(GOOD))
     amx = replace(GOOD, cpu_flags=GOOD.cpu_flags | {"amx_bf16"})
     assert "AMX" not in notes(amx)
     assert "does not let the engine use it" in notes(replace(amx, engine=replace(ENGINE, cpu_bfloat16="avx512")))

@@ -100,6 +100,12 @@ def test_gguf_files_give_what_they_give_on_the_cpu(name: str) -> None:
     np.testing.assert_allclose(on_device, on_cpu, rtol=0, atol=LOGIT_TOLERANCE)
 
 
+def test_int8_is_refused_with_what_a_gpu_has() -> None:
+    with pytest.raises(candle_py.DeviceError, match="dtype is on the CPU alone: `int8`") as caught:
+        load("bert", dtype="int8")
+    assert caught.value.hint == "use auto, float32, bfloat16 or float16"
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["bert", "modernbert", "qwen2", "qwen3", "llama"])
 def test_weights_of_half_precision_stay_close(name: str, dtype: str) -> None:

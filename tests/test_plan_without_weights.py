@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import candle_py
 import pyarrow as pa
 import pytest
-from decoder_folders import write_decoder
+from engine_models import GOLDEN, minilm
 from gangs import GENERATE, write_prompts, write_split_model
 from job_files import JobFiles, sample_table
 from safetensors import safe_open
@@ -19,10 +20,11 @@ from jobs.paper import PaperPreview, preview_on_paper
 from jobs.prepare import prepare_job
 from jobs.preview import JobPreview, preview_job
 from jobs.spec import BatchSpec, JobSpec
-from jobs.split import Load
+from jobs.split import Dimensions, Load
 from jobs.weight_bytes import weight_bytes
 from sharding.errors import CandelabraError, InputError
 from workers.config import DeviceKind
+from workers.engine.load import inspect_model
 
 
 @pytest.fixture
@@ -158,6 +160,7 @@ def test_more_beams_than_texts_raise_the_rows_of_a_plan_without_weights(
     [
         ("float32", "cpu", 4, 4),
         ("bfloat16", "cpu", 2, 2),
+        ("int8", "cpu", 1.0625, 2),
         ("float32", "cuda", 4, 4),
         ("bfloat16", "cuda", 2, 2),
         ("float16", "cuda", 2, 2),
@@ -168,16 +171,50 @@ def test_a_numbers_bytes_are_those_of_its_dtype_on_its_device(
 ) -> None:
     held = weight_bytes(dtype, device)
     assert (held.matrix, held.rest) == (matrix, rest)
-    assert held.size(1000, 10) == 1000 * matrix + 10 * rest
+    assert held.size(1600, 10) == 1600 * matrix + 10 * rest
 
 
-def test_float16_on_the_cpu_is_refused_with_what_it_holds() -> None:
-    with pytest.raises(InputError, match="cpu does not hold weights in this dtype: `float16`") as caught:
-        weight_bytes("float16", "cpu")
-    assert caught.value.hint == "one of: float32, bfloat16"
+@pytest.mark.parametrize(
+    ("dtype", "device", "hint"),
+    [
+        ("float16", "cpu", "model.dtype can be float32, bfloat16, int8; or set model.device: cuda"),
+        ("int8", "cuda", "model.dtype can be float32, bfloat16; or set model.device: cpu"),
+    ],
+)
+def test_a_dtype_of_another_device_is_refused_with_what_this_one_holds(
+    dtype: str, device: DeviceKind, hint: str
+) -> None:
+    with pytest.raises(InputError, match=f"{device} does not hold weights in this dtype: `{dtype}`") as caught:
+        weight_bytes(dtype, device)
+    assert caught.value.hint == hint
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_int8_on_cuda_is_refused_by_every_verb_in_the_same_words(files: JobFiles, whole: str, folder: Path) -> None:
+    write_prompts(files, 20)
+    changes = {"task": GENERATE, "model__dtype": "int8", "model__device": "cuda"}
+    told = [
+        files.run(verb, str(files.spec_file(**changes, model__source=source)))
+        for verb, source in (("validate", whole), ("plan", whole), ("plan", str(folder)), ("submit", whole))
+    ]
+    assert [done.code for done in told] == [2] * 4
+    assert len({done.stderr for done in told}) == 1
+    assert "cuda does not hold weights in this dtype: `int8`" in told[0].stderr
+    assert "set model.device: cpu" in told[0].stderr
+    assert not files.out().exists()
+
+
+def test_int8_where_auto_finds_a_gpu_is_refused_when_planned(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_input(sample_table(20))
+    monkeypatch.setattr("jobs.prepare._decide_device", lambda spec: "cuda")
+    with pytest.raises(InputError, match="cuda does not hold weights in this dtype: `int8`"):
+        prepare_job(files.spec(model__source=str(minilm()), model__dtype="int8"))
+    assert (
+        prepare_job(files.spec(model__source=str(minilm()), model__dtype="bfloat16")).worker_config.model.device
+        == "cuda"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_weights_are_counted_alike_with_and_without_them(files: JobFiles, whole: str, folder: Path, dtype: str) -> None:
     write_prompts(files, 20)
     changes = {"backend": "ray", "model__tensor_parallel": 2, "task": GENERATE, "model__dtype": dtype}
@@ -190,14 +227,25 @@ def test_weights_are_counted_alike_with_and_without_them(files: JobFiles, whole:
 
 def test_memory_of_a_replica_counts_weights_as_they_are_held(files: JobFiles) -> None:
     files.write_input(sample_table(20))
-    source = write_decoder(files.root / "model")
-    task = {"kind": "embed", "text": "doc", "pooling": "mean"}
-    found = {
-        dtype: preview_job(files.spec(task=task, model__source=source, model__dtype=dtype)).replica_memory_bytes
-        for dtype in ("float32", "bfloat16")
-    }
-    whole = prepare_job(files.spec(task=task, model__source=source)).info.weight_bytes
+    source = str(minilm())
+    dtypes = ("float32", "bfloat16", "int8")
+    plans = {dtype: preview_job(files.spec(model__source=source, model__dtype=dtype)) for dtype in dtypes}
+    assert all(planned.dtype == dtype for dtype, planned in plans.items())
+    found = {dtype: planned.replica_memory_bytes for dtype, planned in plans.items()}
+    whole = prepare_job(files.spec(model__source=source)).info.weight_bytes
+    assert whole > 80 << 20
     assert found["float32"] - found["bfloat16"] == whole // 2
+    int8_bytes = candle_py.Engine.load(source, dtype="int8").info["weight_bytes"]
+    assert found["float32"] - found["int8"] == pytest.approx(whole - int8_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["minilm", "qwen2", "qwen2-untied", "qwen3", "llama", "gguf-qwen2-q8_0/model.gguf"])
+def test_bytes_in_int8_are_those_that_the_engine_tells(name: str) -> None:
+    path = minilm() if name == "minilm" else GOLDEN / name
+    told = candle_py.Engine.load(path, dtype="int8").info["weight_bytes"]
+    info, held = inspect_model(str(path), path, "embed", "mean"), weight_bytes("int8", "cpu")
+    for model in (Dimensions.of_info(info), Dimensions.of_model(path, info)):
+        assert model.weight_bytes(1, held) == pytest.approx(told, rel=0.01)
 
 
 def test_a_job_that_grows_no_text_keeps_no_cache() -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import candle_py
 import numpy as np
 import pytest
-from engine_models import GOLDEN, cases, expected
+from engine_models import GOLDEN, cases, expected, ragged
 from rank_groups import LONG_S, Group
 from safetensors.numpy import save_file
 
+from jobs.weight_bytes import matrix_names, weight_bytes
 from sharding.tensor import ModelSizes, rank_numbers
 
 # As of whole models: float32, sums in another order.
@@ -166,14 +167,48 @@ def test_processes_give_the_vectors_of_the_reference(
     np.testing.assert_allclose(found["mean"], expected(name, "mean"), rtol=0, atol=HIDDEN_TOLERANCE)
 
 
-def test_a_rank_holds_its_part_of_the_weights_and_no_more(tmp_path: Path, groups: list[Group]) -> None:
+@pytest.mark.parametrize(
+    ("name", "world", "least"),
+    # Ranks cut rows within a block, so that blocks, and what is rounded in them, are others than the whole model's.
+    [
+        ("bert", 2, 0.9999),
+        ("modernbert", 4, 0.9999),
+        ("qwen2", 2, 0.998),
+        ("qwen2-untied", 2, 0.998),
+        ("llama", 4, 0.998),
+    ],
+)
+def test_processes_in_int8_keep_as_near_the_whole_model_as_to_the_reference(
+    name: str, world: int, least: float, tmp_path: Path, groups: list[Group]
+) -> None:
+    output, rows = tmp_path / "found.npz", cases(name)["ids"]
+    groups.append(Group(world, GOLDEN / name, work="encode", dtype="int8", rows=rows, output=str(output)))
+    ranks = groups[0].start_all()
+    assert [rank.until("done") for rank in ranks[1:]] == [{"done": True}] * (world - 1)
+    assert [rank.process.wait(LONG_S) for rank in ranks] == [0] * world
+    split = np.load(output)["hidden"].astype(np.float64)
+    whole = np.asarray(candle_py.Engine.load(GOLDEN / name, dtype="int8").hidden_states(*ragged(rows)))
+    for other in (whole, expected(name, "hidden")):
+        lengths = np.linalg.norm(split, axis=1) * np.linalg.norm(other, axis=1)
+        assert ((split * other).sum(1) / lengths).min() >= least
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_rank_holds_its_part_of_the_weights_and_no_more(tmp_path: Path, groups: list[Group], dtype: str) -> None:
     model = _write_llama(tmp_path, hidden=768, heads=12, inner=3072, vocab=16_000, layers=6)
-    sizes = ModelSizes.from_config(model["config"])
+    sizes, held, names = (
+        ModelSizes.from_config(model["config"]),
+        weight_bytes(dtype, "cpu"),
+        matrix_names(model["shapes"]),
+    )
+    parts = [[item for item in model["shapes"].items() if (item[0] in names) == is_in] for is_in in (True, False)]
     for world in (1, 2, 4):
-        group = Group(world, tmp_path, work="forever")
+        group = Group(world, tmp_path, work="forever", dtype=dtype)
         groups.append(group)
         ranks = group.start_all()
-        own = [4 * rank_numbers(model["shapes"].items(), sizes, rank=rank, world=world) for rank in range(world)]
+        own = [
+            held.size(*(rank_numbers(part, sizes, rank=rank, world=world) for part in parts)) for rank in range(world)
+        ]
         ranks[0].until("step")
         found = [rank.resident_bytes() - rank.base_bytes for rank in ranks]
         print(f"world {world}: MiB held {[size >> 20 for size in found]}, weights {[size >> 20 for size in own]}")

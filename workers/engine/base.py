@@ -28,6 +28,7 @@ class EngineInfo:
         include_prompt: The prompt's tokens take part in pooling.
         weight_bytes: Size of the weights in memory, held in float32.
         kv_heads, head_dim: Keys and values of a token in one layer are so many heads of so many numbers; 0: no cache.
+        tied: The token embedding is a decoder's head, too.
     """
 
     architecture: str
@@ -45,6 +46,7 @@ class EngineInfo:
     weight_bytes: int
     kv_heads: int = 0
     head_dim: int = 0
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

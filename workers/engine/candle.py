@@ -285,6 +285,7 @@ def _info(facts: dict[str, Any], kind: TaskKind, by_likelihood: bool) -> EngineI
         weight_bytes=facts["weight_bytes"],
         kv_heads=facts["kv_heads"] if facts["kind"] == "decoder" else 0,
         head_dim=facts["head_dim"] if facts["kind"] == "decoder" else 0,
+        tied=bool(facts["tied"]),
     )
 
 

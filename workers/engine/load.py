@@ -27,7 +27,7 @@ def load_engine(
         path: Folder that `source` was resolved to.
         task: The task, with nothing left to `auto`.
         device: `cpu` or `cuda`.
-        dtype: `float32`, `bfloat16` or `float16`.
+        dtype: `float32`, `bfloat16`, or `int8` on a CPU and `float16` on a GPU.
         threads: Engine threads, or None for all that this process may use.
         skip_tokens: Leading tokens of each row that pooling leaves out.
         rank: Rank 0's place, for a model that several processes hold together.

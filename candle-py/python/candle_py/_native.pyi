@@ -83,7 +83,10 @@ class Engine:
             dtype: how weights are held: "float32" (which "auto" means), "bfloat16" or, on CUDA alone, "float16", both
                 rounded to nearest and half the memory; weights stored in another format are converted. Arithmetic is
                 float32; on CUDA, and for bfloat16 on CPUs with AMX, what is multiplied with halves is rounded to halves
-                first, and sums are float32.
+                first, and sums are float32. On the CPU alone, "int8": each 64 numbers along a matrix' rows are mixed by
+                a Walsh-Hadamard transform and held as signed bytes with one float32 scale, the rows that they meet are
+                rounded alike, products within a block summed exactly and blocks in float32; embeddings are bfloat16
+                (not those that are a head, too), everything else float32.
             threads: at most so many; never more than affinity and the CPU quota allow, which is the default.
             cpu: the instruction set, "scalar", "avx2", "avx512" or, for bfloat16 alone, "amx"; by default the best that
                 the machine has. "amx-software" computes what the manual says of "amx", anywhere, slowly: for tests.
@@ -390,8 +393,9 @@ def inspect_rank(
 def capabilities() -> dict[str, Any]:
     """Tell what this build and this machine can do.
 
-    Keys: version, candle_version, cpu_features (name to bool), cpu and cpu_bfloat16 (the instruction sets that
-    models in float32 and in bfloat16 run on here), cuda, nccl, threads_default.
+    Keys: version, candle_version, cpu_features (name to bool), cpu, cpu_bfloat16 and cpu_int8 (the instruction sets
+    that models in float32, bfloat16 and int8 run on here; the last is "avx512-vnni", "avx2" or "scalar"), cuda, nccl,
+    threads_default.
     """
 
 def convert_pickle(source: str | PathLike[str], target_dir: str | PathLike[str]) -> dict[str, Any]:
