@@ -11,6 +11,7 @@ pub fn cpu_features() -> Vec<(&'static str, bool)> {
         "avx2",
         "fma",
         "f16c",
+        "avxvnni",
         "avx512f",
         "avx512bw",
         "avx512dq",

@@ -204,6 +204,15 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn normalize_into(&self, norm: &Norm, x: &Rows, out: &mut Rows) -> Result<()> {
+        let width = x.width;
+        by_rows(self.spread, out.reshape(x.count(), width), width, |first, out| {
+            out.copy_from_slice(x.part(first, out.len() / width));
+            norm.apply(self.kernels, out);
+        });
+        Ok(())
+    }
+
     fn copy(&self, x: &Rows, out: &mut Rows) -> Result<()> {
         out.reshape(x.count(), x.width).copy_from_slice(x.data());
         Ok(())

@@ -90,6 +90,11 @@ pub trait Backend: Layers + Clone + Send + Sync + 'static {
     fn normalize_heads(&self, norms: &[Self::Norm; 2], attention: &Attention, qkv: &mut Self::Buffer) -> Result<()>;
     /// `out = x`.
     fn copy(&self, x: &Self::Buffer, out: &mut Self::Buffer) -> Result<()>;
+    /// `out = x`, normalised.
+    fn normalize_into(&self, norm: &Self::Norm, x: &Self::Buffer, out: &mut Self::Buffer) -> Result<()> {
+        self.copy(x, out)?;
+        self.normalize(norm, out)
+    }
     /// `out = activation(first half of x) * second half of x`.
     fn gate(&self, x: &Self::Buffer, activation: Activation, out: &mut Self::Buffer) -> Result<()>;
     /// `out = after(output(activation(gate) * up))` for `(gate, up) = input(x)`, with two buffers of its own.

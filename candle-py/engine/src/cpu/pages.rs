@@ -1,6 +1,9 @@
 //! Where keys and values of a cache lie: pages of 16 tokens, in the order in which `paged_attention` reads them.
 
-use super::pack::{LINE_FLOATS, Line, floats_of, floats_of_mut};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use super::pack::{LINE_FLOATS, Line};
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 16;
@@ -43,55 +46,141 @@ impl PageShape {
     }
 }
 
-/// One layer's pages. Room is reserved for all, but memory is touched only as pages come into use.
+/// One layer's pages. Room is reserved for all, but memory is taken only as pages are written.
 #[derive(Debug)]
 pub struct Pages {
     shape: PageShape,
-    lines: Vec<Line>,
+    room: Zeros,
+    used: usize,
 }
 
 impl Pages {
     /// Room for no page.
     pub fn new(shape: PageShape) -> Self {
-        Self { shape, lines: Vec::new() }
-    }
-
-    fn page_lines(&self) -> usize {
-        self.shape.floats() / LINE_FLOATS
+        Self { shape, room: Zeros::NONE, used: 0 }
     }
 
     /// Makes room for `count` pages and drops those beyond; whether there is so much memory.
     pub fn reserve(&mut self, count: usize) -> bool {
-        let Some(wanted) = count.checked_mul(self.page_lines()) else { return false };
-        self.lines.truncate(wanted);
-        if self.lines.capacity() > wanted {
-            self.lines.shrink_to(wanted);
-        }
-        self.lines.try_reserve_exact(wanted - self.lines.len()).is_ok()
+        let Some(mut room) = count.checked_mul(self.shape.floats()).and_then(Zeros::new) else { return false };
+        self.used = self.used.min(count);
+        let floats = self.used * self.shape.floats();
+        room.floats_mut()[..floats].copy_from_slice(&self.room.floats()[..floats]);
+        self.room = room;
+        true
     }
 
     /// Brings the first `count` pages into use.
     pub fn touch(&mut self, count: usize) {
-        let wanted = count * self.page_lines();
-        if self.lines.len() < wanted {
-            self.lines.resize(wanted, Line::ZERO);
-        }
+        self.used = self.used.max(count);
     }
 
     /// The pages in use, one after the other.
     pub fn floats(&self) -> &[f32] {
-        floats_of(&self.lines)
+        &self.room.floats()[..self.used * self.shape.floats()]
     }
 
     /// The same, to be written.
     pub fn floats_mut(&mut self) -> &mut [f32] {
-        floats_of_mut(&mut self.lines)
+        &mut self.room.floats_mut()[..self.used * self.shape.floats()]
     }
 
     /// Copies a page.
     pub fn copy(&mut self, from: usize, to: usize) {
         self.touch(from.max(to) + 1);
-        let lines = self.page_lines();
-        self.lines.copy_within(from * lines..(from + 1) * lines, to * lines);
+        let floats = self.shape.floats();
+        self.floats_mut().copy_within(from * floats..(from + 1) * floats, to * floats);
+    }
+}
+
+/// Floats from a cache line on, zero until they are written. The system gives large ones memory only then, which a `Vec` that
+/// grows would take, and clear, at once.
+#[derive(Debug)]
+struct Zeros {
+    /// The allocation; dangling where there is none.
+    start: NonNull<f32>,
+    /// Floats before the first cache line.
+    skipped: usize,
+    len: usize,
+}
+
+// SAFETY: it owns its floats, as a `Vec` does.
+unsafe impl Send for Zeros {}
+// SAFETY: as above.
+unsafe impl Sync for Zeros {}
+
+impl Zeros {
+    const NONE: Zeros = Zeros { start: NonNull::dangling(), skipped: 0, len: 0 };
+
+    /// `len` zeros, if there is so much memory.
+    fn new(len: usize) -> Option<Zeros> {
+        if len == 0 {
+            return Some(Zeros::NONE);
+        }
+        let layout = Self::layout(len)?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<f32>())?;
+        let skipped = start.as_ptr().align_offset(size_of::<Line>());
+        assert!(skipped < LINE_FLOATS, "floats are not aligned as such");
+        Some(Zeros { start, skipped, len })
+    }
+
+    /// Of an allocation for `len` floats from a cache line on.
+    fn layout(len: usize) -> Option<Layout> {
+        Layout::array::<f32>(len.checked_add(LINE_FLOATS)?).ok()
+    }
+
+    fn floats(&self) -> &[f32] {
+        // SAFETY: `len` floats are allocated after those skipped, zeroed at first; the result borrows them.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(self.skipped), self.len) }
+    }
+
+    fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(self.skipped), self.len) }
+    }
+}
+
+impl Drop for Zeros {
+    fn drop(&mut self) {
+        if let (1.., Some(layout)) = (self.len, Self::layout(self.len)) {
+            // SAFETY: allocated so by `new`, and dropped once.
+            unsafe { dealloc(self.start.as_ptr().cast(), layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zero_begin_on_a_cache_line_and_outlive_a_change_of_room() {
+        let shape = PageShape { kv_heads: 2, head_dim: 24 };
+        let mut pages = Pages::new(shape);
+        assert!(pages.floats().is_empty() && pages.reserve(3));
+        pages.touch(2);
+        assert_eq!(pages.floats().len(), 2 * shape.floats());
+        assert!(pages.floats().iter().all(|float| *float == 0.0));
+        assert_eq!(pages.floats().as_ptr().align_offset(size_of::<Line>()), 0);
+        pages.floats_mut().fill(7.0);
+        assert!(pages.reserve(5));
+        pages.copy(1, 4);
+        let (kept, later) = pages.floats().split_at(2 * shape.floats());
+        assert!(kept.iter().all(|float| *float == 7.0));
+        let (between, copied) = later.split_at(2 * shape.floats());
+        assert!(between.iter().all(|float| *float == 0.0) && copied.iter().all(|float| *float == 7.0));
+        assert!(pages.reserve(1) && pages.reserve(2));
+        pages.touch(2);
+        assert!(pages.floats()[shape.floats()..].iter().all(|float| *float == 0.0));
+        assert!(pages.reserve(0) && pages.floats().is_empty());
+    }
+
+    #[test]
+    fn more_than_there_is_memory_for_is_refused() {
+        let mut pages = Pages::new(PageShape { kv_heads: 8, head_dim: 128 });
+        assert!(!pages.reserve(usize::MAX / 2));
+        assert!(!pages.reserve(usize::MAX >> 18));
+        assert!(pages.reserve(1));
     }
 }

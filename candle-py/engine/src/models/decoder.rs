@@ -245,8 +245,7 @@ impl<B: Backend> Decoder<B> {
         }
         backend.reduce(hidden)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            backend.copy(hidden, context)?;
-            backend.normalize(&layer.attention_norm, context)?;
+            backend.normalize_into(&layer.attention_norm, hidden, context)?;
             backend.project(&layer.qkv, context, After::Nothing, qkv)?;
             if let Some(norms) = &layer.head_norms {
                 backend.normalize_heads(norms, &layer.attention, qkv)?;
@@ -256,8 +255,7 @@ impl<B: Backend> Decoder<B> {
             backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
 
-            backend.copy(other, context)?;
-            backend.normalize(&layer.mlp_norm, context)?;
+            backend.normalize_into(&layer.mlp_norm, other, context)?;
             let after = residual(self.shard, other);
             backend.feed_forward(&layer.feed_forward, context, after, [qkv, inner], hidden)?;
             backend.reduce(hidden)?;

@@ -113,9 +113,9 @@ impl<B: Backend> ModernBert<B> {
                 LayerKind::Full => (&self.full, &full),
                 LayerKind::Sliding => (&self.sliding, &sliding),
             };
-            backend.copy(hidden, context)?;
-            if let Some(norm) = &layer.attention_norm {
-                backend.normalize(norm, context)?;
+            match &layer.attention_norm {
+                Some(norm) => backend.normalize_into(norm, hidden, context)?,
+                None => backend.copy(hidden, context)?,
             }
             backend.project(&layer.qkv, context, After::Nothing, qkv)?;
             backend.rotate(rotation, &reach.attention, qkv)?;
@@ -123,8 +123,7 @@ impl<B: Backend> ModernBert<B> {
             backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
 
-            backend.copy(other, context)?;
-            backend.normalize(&layer.mlp_norm, context)?;
+            backend.normalize_into(&layer.mlp_norm, other, context)?;
             backend.project(&layer.mlp_input, context, After::Nothing, qkv)?;
             backend.gate(qkv, self.activation, inner)?;
             backend.project(&layer.mlp_output, inner, residual(self.shard, other), hidden)?;
