@@ -96,8 +96,8 @@ def test_bfloat16_halves_the_weights_and_says_so() -> None:
 
 def test_int8_takes_little_more_than_a_byte_for_a_matrix_and_two_for_a_table_and_says_so() -> None:
     engine = candle_py.Engine.load(minilm(), dtype="int8")
-    info, path = engine.info, candle_py.capabilities()["cpu_int8"]
-    assert (info["dtype"], path.removesuffix("-vnni")) in (("int8", info["cpu"]), ("int8", "avx2"))
+    info = engine.info
+    assert (info["dtype"], info["cpu"]) == ("int8", candle_py.capabilities()["cpu"])
     tables = (info["vocab_size"] + 512 + 2) * info["hidden_size"]
     assert info["weight_bytes"] == 2 * tables + (info["parameters"] - tables) * 68 // 64
 

@@ -394,7 +394,7 @@ def capabilities() -> dict[str, Any]:
     """Tell what this build and this machine can do.
 
     Keys: version, candle_version, cpu_features (name to bool), cpu, cpu_bfloat16 and cpu_int8 (the instruction sets
-    that models in float32, bfloat16 and int8 run on here; the last is "avx512-vnni", "avx2" or "scalar"), cuda, nccl,
+    that models in float32, bfloat16 and int8 run on here; the last is "avx512-vnni", "avx-vnni", "avx2" or "scalar"), cuda, nccl,
     threads_default.
     """
 

@@ -13,6 +13,9 @@ const LEAST_SPREAD: usize = 4096;
 /// that was held up.
 pub(super) const PARTS_PER_THREAD: usize = 4;
 
+/// Panels of a weight to a part, at least where every thread has one: the first of a part is not fetched ahead.
+const LEAST_PANELS: usize = 8;
+
 /// Rows of `width` numbers.
 #[derive(Debug, Default)]
 pub struct Rows {
@@ -137,7 +140,7 @@ fn linear_columns(
     out: &mut [f32],
 ) {
     let (width, panels) = (weight.n(), weight.panel_count());
-    let parts = panels.min(PARTS_PER_THREAD * team::threads());
+    let parts = (panels / LEAST_PANELS).clamp(team::threads(), PARTS_PER_THREAD * team::threads()).min(panels);
     let columns = Columns(out.as_mut_ptr());
     team::each(parts, |part| {
         let panels = panels * part / parts..panels * (part + 1) / parts;
