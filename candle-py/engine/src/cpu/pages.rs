@@ -1,9 +1,8 @@
 //! Where keys and values of a cache lie: pages of 16 tokens, in the order in which `paged_attention` reads them.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
+use memmap2::MmapMut;
 
-use super::pack::{LINE_FLOATS, Line};
+use super::pack::LINE_FLOATS;
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 16;
@@ -93,60 +92,37 @@ impl Pages {
     }
 }
 
-/// Floats from a cache line on, zero until they are written. The system gives large ones memory only then, which a `Vec` that
-/// grows would take, and clear, at once.
+/// Floats that are zero until they are written: a mapping of their own, whose memory the system gives only then. (A `Vec` that
+/// grows would take it, and clear it, at once; so would an allocator that has memory to use again.)
 #[derive(Debug)]
 struct Zeros {
-    /// The allocation; dangling where there is none.
-    start: NonNull<f32>,
-    /// Floats before the first cache line.
-    skipped: usize,
+    /// `None` where there are no floats.
+    map: Option<MmapMut>,
     len: usize,
 }
 
-// SAFETY: it owns its floats, as a `Vec` does.
-unsafe impl Send for Zeros {}
-// SAFETY: as above.
-unsafe impl Sync for Zeros {}
-
 impl Zeros {
-    const NONE: Zeros = Zeros { start: NonNull::dangling(), skipped: 0, len: 0 };
+    const NONE: Zeros = Zeros { map: None, len: 0 };
 
     /// `len` zeros, if there is so much memory.
     fn new(len: usize) -> Option<Zeros> {
         if len == 0 {
             return Some(Zeros::NONE);
         }
-        let layout = Self::layout(len)?;
-        // SAFETY: the layout is not empty.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<f32>())?;
-        let skipped = start.as_ptr().align_offset(size_of::<Line>());
-        assert!(skipped < LINE_FLOATS, "floats are not aligned as such");
-        Some(Zeros { start, skipped, len })
-    }
-
-    /// Of an allocation for `len` floats from a cache line on.
-    fn layout(len: usize) -> Option<Layout> {
-        Layout::array::<f32>(len.checked_add(LINE_FLOATS)?).ok()
+        let bytes = len.checked_mul(size_of::<f32>()).filter(|bytes| isize::try_from(*bytes).is_ok())?;
+        Some(Zeros { map: Some(MmapMut::map_anon(bytes).ok()?), len })
     }
 
     fn floats(&self) -> &[f32] {
-        // SAFETY: `len` floats are allocated after those skipped, zeroed at first; the result borrows them.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(self.skipped), self.len) }
+        let Some(map) = &self.map else { return &[] };
+        // SAFETY: the mapping begins on a page and has `len` floats, every pattern of bytes being one; the result borrows it.
+        unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), self.len) }
     }
 
     fn floats_mut(&mut self) -> &mut [f32] {
+        let Some(map) = &mut self.map else { return &mut [] };
         // SAFETY: as above, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(self.skipped), self.len) }
-    }
-}
-
-impl Drop for Zeros {
-    fn drop(&mut self) {
-        if let (1.., Some(layout)) = (self.len, Self::layout(self.len)) {
-            // SAFETY: allocated so by `new`, and dropped once.
-            unsafe { dealloc(self.start.as_ptr().cast(), layout) };
-        }
+        unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().cast(), self.len) }
     }
 }
 
@@ -162,7 +138,7 @@ mod tests {
         pages.touch(2);
         assert_eq!(pages.floats().len(), 2 * shape.floats());
         assert!(pages.floats().iter().all(|float| *float == 0.0));
-        assert_eq!(pages.floats().as_ptr().align_offset(size_of::<Line>()), 0);
+        assert_eq!(pages.floats().as_ptr().align_offset(LINE_FLOATS * size_of::<f32>()), 0);
         pages.floats_mut().fill(7.0);
         assert!(pages.reserve(5));
         pages.copy(1, 4);
