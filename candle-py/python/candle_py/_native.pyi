@@ -394,8 +394,8 @@ def capabilities() -> dict[str, Any]:
     """Tell what this build and this machine can do.
 
     Keys: version, candle_version, cpu_features (name to bool), cpu, cpu_bfloat16 and cpu_int8 (the instruction sets
-    that models in float32, bfloat16 and int8 run on here; the last is "avx512-vnni", "avx-vnni", "avx2" or "scalar"), cuda, nccl,
-    threads_default.
+    that models in float32, bfloat16 and int8 run on here; the last is "avx512-vnni", "avx-vnni", "avx2" or "scalar"),
+    cuda, nccl, threads_default.
     """
 
 def convert_pickle(source: str | PathLike[str], target_dir: str | PathLike[str]) -> dict[str, Any]:
