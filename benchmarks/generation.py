@@ -74,6 +74,16 @@ def compare_generation(rows: int, *, threads: int, rounds: int, scratch: Path) -
     }
 
 
+def agreement(ids: list[list[int]], reference: list[list[int]]) -> tuple[int, float]:
+    """How many greedy texts are the reference's as far as both go, and the tokens to the first other one on average."""
+    common = []
+    for own, other in zip(ids, reference, strict=True):
+        length = min(len(own), len(other))
+        differ = (place for place in range(length) if own[place] != other[place])
+        common.append((next(differ, length), length))
+    return sum(place == length for place, length in common), sum(place for place, _ in common) / len(common)
+
+
 def tokenizing_seconds(prompts: Path) -> float:
     """Seconds to make the prompts' token ids from their text."""
     tokenizer = load_tokenizer(read_model_files(resolve_model(MODEL).path))

@@ -28,7 +28,7 @@ from workers.model.resolve import resolve_model
 MINILM_ROWS = 1_000
 BERT_ROWS = 400
 MIB = 1 << 20
-WIDTH = 110  # the same table in a terminal, a file and a log
+WIDTH = 124  # the same table in a terminal, a file and a log
 Figures = dict[str, object]
 
 
@@ -100,7 +100,8 @@ class Bench:
 
     def _generation_table(self, rows: int, found: dict[str, texts_side.GenerationSide]) -> None:
         table = Table(title=f"generation: SmolLM2-135M, {rows} rows, {self.threads} threads", title_justify="left")
-        for column in ("", "prefill tokens/s", "decode tokens/s", "of llama.cpp", "MiB then", "peak MiB"):
+        columns = ("prefill tokens/s", "decode tokens/s", "of llama.cpp", "MiB then", "peak MiB", "texts of float32")
+        for column in ("", *columns):
             table.add_column(column, justify="left" if not column else "right")
         peer = found.get(texts_side.PEER)
         for name, side in found.items():
@@ -110,10 +111,14 @@ class Bench:
                 ratios = f"{prefill:.1f}x, {side.decode.median / peer.decode.median:.1f}x"
             memory = [side.last.get(key) for key in ("loaded_bytes", "peak_memory_bytes")]
             shown = [f"{value / MIB:,.0f}" if value else "-" for value in memory]
-            table.add_row(name, _shown(side.prefill), _shown(side.decode), ratios, *shown)
+            texts, tokens = texts_side.agreement(side.last["ids"], found["candelabra float32"].last["ids"])
+            agreed = f"{texts}, {tokens:.0f} tokens"
+            table.add_row(name, _shown(side.prefill), _shown(side.decode), ratios, *shown, agreed)
             self.figures[f"generation.{rows}.{name}"] = {
                 "prefill_tokens_per_s": side.prefill.values,
                 "decode_tokens_per_s": side.decode.values,
+                "texts_of_float32": texts,
+                "tokens_of_float32": tokens,
             }
         self.console.print(table)
         own = next(iter(found.values())).last
