@@ -52,6 +52,8 @@ def make_identity(spec: JobSpec, task: TaskConfig, model: ModelConfig, schema: p
         "sharding.target_bytes": spec.sharding.target_bytes,
         "candelabra": importlib.metadata.version("candelabra"),
     }
+    if model.dtype == "int8":  # a rank's part of a row is rounded to other bytes than the whole of it
+        fields["model.tensor_parallel"] = spec.model.tensor_parallel
     return {name: str(value) for name, value in fields.items()}
 
 

@@ -31,7 +31,7 @@ def _as_bytes(value: object) -> object:
 
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
-Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1, le=1 << 60)]
 Paths = Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(min_length=1)]
 
 

@@ -135,6 +135,8 @@ def test_a_split_encoder_in_int8_gives_vectors_near_those_of_the_whole_one(files
     cosines = (np.array(split.pop("embedding")) * np.array(whole.pop("embedding"))).sum(1)
     assert 0.999 <= cosines.min() < 1 - 1e-6
     assert split == whole
+    with pytest.raises(DriftError, match=r"model\.tensor_parallel: plan `2`, now `1`"):
+        dataset(files, "split", **changes | {"backend": "local", "model__tensor_parallel": 1})
     wait_until(nothing_is_held)
 
 

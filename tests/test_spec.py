@@ -180,6 +180,13 @@ def test_overrides_replace_single_fields(write) -> None:  # type: ignore[no-unty
     assert spec.task.normalize is False
 
 
+@pytest.mark.parametrize("field", ["batch.cache_bytes", "sharding.target_bytes"])
+def test_bytes_beyond_any_machine_are_refused(write, field: str) -> None:  # type: ignore[no-untyped-def]
+    assert load_spec(write(GOOD), [f"{field}=1EiB"])
+    for size in ("2EiB", "8EiB", "99999999999999999999"):
+        assert refused(write(GOOD), f"{field}={size}").startswith(f"command line: {field}: ")
+
+
 @pytest.mark.parametrize("override", ["nonsense", "=3", "task.=3", "name.x=3"])
 def test_a_malformed_override_is_refused(write, override: str) -> None:  # type: ignore[no-untyped-def]
     refused(write(GOOD), override)
