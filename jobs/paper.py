@@ -15,11 +15,18 @@ import pyarrow as pa
 from jobs.batching import decide_batching
 from jobs.hazards import input_hazards
 from jobs.prepare_decoder import read_schema
-from jobs.prepare_input import OutputColumns, check_dimensions, decide_columns, main_column, prepare_input
+from jobs.prepare_input import (
+    OutputColumns,
+    PreparedInput,
+    check_dimensions,
+    decide_columns,
+    main_column,
+    prepare_input,
+)
 from jobs.spec import JobSpec
 from jobs.split import Dimensions, Load, SplitPlan, check_ranks, describe_replicas, place_here, plan_split
 from jobs.weight_bytes import stored_bytes, weight_bytes
-from sharding.errors import InfrastructureError
+from sharding.errors import InfrastructureError, NotFoundError
 from sharding.plan import plan_shards
 from sharding.plan_file import check_empty, read_plan
 from sharding.tensor import check_world
@@ -64,7 +71,6 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     Raises:
         InputError: Input, columns and output do not fit together, as for any plan.
         InputError: The model cannot be split over so many ranks; the hint names the numbers that work.
-        NotFoundError: An input is not there.
         ModelError: Config and index contradict each other.
         InfrastructureError: No device holds a rank.
     """
@@ -73,21 +79,22 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     named = index.get("weight_map")
     if not isinstance(named, dict) or any((folder / str(file)).exists() for file in named.values()):
         return None
-    ahead = prepare_input(spec)
-    listing, on_disk = ahead.listing, read_plan(ahead.output)
-    if on_disk is None:
-        check_empty(ahead.output)
+    hazards = ["the weights are not here: no row was tokenised, and nothing timed"]
+    ahead = None
+    try:
+        ahead = prepare_input(spec)
+    except NotFoundError as error:
+        hazards.append(f"input, columns and output were not looked at, submit would end with exit 6: {error}")
     config = read_object(folder / CONFIG)
     found, ranks = decoder_shapes(config), spec.model.tensor_parallel
-    hazards = ["the weights are not here: no row was tokenised, and nothing timed"]
     _check_index(found, set(map(str, named)), folder / WEIGHTS_INDEX)
     hazards += _size_hazards(found, config, index)
     check_ranks(spec)
     check_world(found.sizes, ranks)
     read_schema(spec.task)
-    columns = _columns(spec, listing.schema, found.hidden_size)
-    cut, rows = spec.sharding, sum(file.rows for file in listing.files)
-    hazards += input_hazards(spec, listing.schema, rows, columns.results, None)
+    check_dimensions(spec, found.hidden_size)
+    columns = _look_at_input(spec, ahead, found.hidden_size, hazards) if ahead is not None else ()
+    files, cut = ahead.listing.files if ahead is not None else (), spec.sharding
     device: DeviceKind = "cuda" if spec.model.device == "cuda" else "cpu"
     split = plan_split(Dimensions.of_shapes(found), _load(spec, found, device), ranks)
     try:
@@ -96,16 +103,14 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     except InfrastructureError as error:
         replicas = f"of {counted(ranks, 'rank')} on one node each"
         hazards.append(f"on this machine submit would end with exit 5: {error}")
-    if on_disk is not None:
-        hazards.append("the output already holds a plan: submit would resume it, or refuse if it differs")
     return PaperPreview(
         job=spec.name,
-        output=ahead.output.uri,
-        files=len(listing.files),
-        rows=rows,
-        input_bytes=sum(file.size_bytes for file in listing.files),
-        shards=len(plan_shards(listing.files, target_rows=cut.target_rows, target_bytes=cut.target_bytes)),
-        columns=tuple(columns.schema.names),
+        output=ahead.output.uri if ahead is not None else spec.output.path,
+        files=len(files),
+        rows=sum(file.rows for file in files),
+        input_bytes=sum(file.size_bytes for file in files),
+        shards=len(plan_shards(files, target_rows=cut.target_rows, target_bytes=cut.target_bytes)),
+        columns=columns,
         model=spec.model.source,
         architecture=str((config.get("architectures") or [config["model_type"]])[0]),
         dtype=_dtype(spec),
@@ -115,8 +120,20 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     )
 
 
+def _look_at_input(spec: JobSpec, ahead: PreparedInput, width: int, hazards: list[str]) -> tuple[str, ...]:
+    """Names of the output's columns; adds what may go wrong."""
+    listing = ahead.listing
+    if read_plan(ahead.output) is None:
+        check_empty(ahead.output)
+    else:
+        hazards.append("the output already holds a plan: submit would resume it, or refuse if it differs")
+    columns = _columns(spec, listing.schema, width)
+    rows = sum(file.rows for file in listing.files)
+    hazards += input_hazards(spec, listing.schema, rows, columns.results, None)
+    return tuple(columns.schema.names)
+
+
 def _columns(spec: JobSpec, schema: pa.Schema, width: int) -> OutputColumns:
-    check_dimensions(spec, width)
     task = spec.task
     fields = fields_of_kind(task.kind, main_column(spec), width=task.dimensions or width, n=task.generation.n)
     return decide_columns(spec, schema, fields)

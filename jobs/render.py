@@ -123,7 +123,8 @@ def render_paper(preview: PaperPreview) -> None:
     _add_input(table, preview)
     _add_row(table, "model", f"{preview.model} ({preview.architecture}, {preview.dtype})")
     _add_row(table, "output", preview.output)
-    _add_row(table, "columns", ", ".join(preview.columns))
+    if preview.columns:
+        _add_row(table, "columns", ", ".join(preview.columns))
     _add_row(table, "replicas", preview.replicas)
     _add_split(table, preview.split)
     console.print(table)
@@ -143,6 +144,8 @@ def _table(title: str) -> Table:
 
 
 def _add_input(table: Table, preview: JobPreview | PaperPreview) -> None:
+    if not preview.files:
+        return
     _add_row(
         table,
         "input",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from engine_models import GOLDEN
 from gangs import GENERATE, write_prompts, write_split_model
@@ -63,8 +64,7 @@ def folder(tmp_path: Path) -> Path:
 def plan(folder: Path, ranks: int, *settings: str) -> PaperPreview:
     """What `plan` says of a 7B job."""
     config = ROOT / f"configs/generate-qwen2.5-7b-tp{ranks}.yaml"
-    data = f"input.path={ROOT / 'data/stdlib-docs-100.parquet'}"
-    found = preview_on_paper(load_spec(config, [f"model.source={folder}", data, *settings]))
+    found = preview_on_paper(load_spec(config, [f"model.source={folder}", *settings]))
     assert found is not None
     return found
 
@@ -88,7 +88,8 @@ def test_a_7b_model_is_planned_from_config_and_index_alone(folder: Path, ranks: 
 
 def test_a_plan_without_weights_is_readable_and_plain_data(files: JobFiles, folder: Path) -> None:
     words = ("plan", str(ROOT / "configs/generate-qwen2.5-7b-tp2.yaml"), "--set", f"model.source={folder}")
-    words += ("--set", f"input.path={ROOT / 'data/stdlib-docs-100.parquet'}")
+    docs = pa.table({name: [f"the {name} of {row}" for row in range(100)] for name in ("module", "name", "doc")})
+    words += ("--set", f"input.path={files.write_input(docs)}")
     found = files.run(*words, "--json").json
     assert found["split"]["cache_tokens"].keys() == {"24", "40", "80", "141"}
     assert (found["files"], found["rows"], found["shards"]) == (1, 100, 2)

@@ -66,7 +66,6 @@ def plan(spec: JobSpec) -> PaperPreview | JobPreview:
         {"task__text": "{doc} {nope}"},
         {"task__text": "id"},
         {"input__columns": ["nope"]},
-        {"input__path": "no/*.parquet"},
         {"output__column": "error"},
         {"output__column": "doc"},
         {"output__path": "in.parquet"},
@@ -90,6 +89,19 @@ def test_what_needs_no_weights_is_refused_in_the_words_of_a_plan_with_weights(
         told.append((type(caught.value), str(caught.value), caught.value.hint))
     assert told[0] == told[1]
     assert not files.out().exists()
+
+
+def test_an_input_that_is_not_here_either_is_told_and_the_model_planned(files: JobFiles, folder: Path) -> None:
+    write_prompts(files, 20)
+    with_input = on_paper(files.spec(task=dict(GENERATE), model__source=str(folder)))
+    changes: dict[str, Any] = {"task": dict(GENERATE), "model__source": str(folder), "input__path": "no/*.parquet"}
+    found = on_paper(files.spec(**changes))
+    assert (found.split, found.replicas) == (with_input.split, with_input.replicas)
+    assert (found.files, found.rows, found.columns) == (0, 0, ())
+    assert any("exit 6" in hazard and "`no/*.parquet`" in hazard for hazard in found.hazards)
+    done = files.run("plan", str(files.spec_file(**changes)))
+    assert done.code == 0
+    assert "exit 6" in done.stdout
 
 
 def test_columns_shards_and_hazards_are_those_of_a_plan_with_weights(files: JobFiles, whole: str, folder: Path) -> None:
