@@ -41,8 +41,13 @@ def room_hazards(spec: JobSpec, device: DeviceKind, rank_bytes: int) -> list[str
         if spec.backend == "ray":
             place_here(spec, device, rank_bytes)
     except InfrastructureError as error:
-        return [f"on this machine submit would end with exit 5: {error}"]
+        return [no_room(error)]
     return []
+
+
+def no_room(error: InfrastructureError) -> str:
+    """That there is not for the job."""
+    return f"on this machine submit would end with exit 5: {error}"
 
 
 def plan_hazards(on_disk: ShardPlan | None, wanted: ShardPlan) -> list[str]:

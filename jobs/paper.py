@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.batching import decide_batching
-from jobs.hazards import input_hazards
+from jobs.hazards import input_hazards, no_room
 from jobs.prepare_decoder import read_schema
 from jobs.prepare_input import (
     OutputColumns,
@@ -102,7 +102,7 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
         replicas = describe_replicas(spec, place_here(spec, device, least))
     except InfrastructureError as error:
         replicas = f"of {counted(ranks, 'rank')} on one node each"
-        hazards.append(f"on this machine submit would end with exit 5: {error}")
+        hazards.append(no_room(error))
     return PaperPreview(
         job=spec.name,
         output=ahead.output.uri if ahead is not None else spec.output.path,

@@ -246,15 +246,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn attend(
-        &self,
-        attention: &Attention,
-        offsets: &&[usize],
-        qkv: &Rows,
-        scratch: &mut Rows,
-        out: &mut Rows,
-    ) -> Result<()> {
-        cpu_attention::attend(self.spread, self.kernels, attention, offsets, qkv, scratch.spare(), out);
+    fn attend(&self, attention: &Attention, offsets: &&[usize], qkv: &Rows, out: &mut Rows) -> Result<()> {
+        cpu_attention::attend(self.spread, self.kernels, attention, offsets, qkv, out);
         Ok(())
     }
 

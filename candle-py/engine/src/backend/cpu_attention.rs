@@ -32,7 +32,6 @@ pub(super) fn attend(
     attention: &Attention,
     offsets: &[usize],
     qkv: &Rows,
-    scratch: &mut Vec<f32>,
     out: &mut Rows,
 ) {
     let hidden = attention.heads * attention.head_dim;
@@ -42,25 +41,16 @@ pub(super) fn attend(
         let sequence = qkv.part(bounds[0], length);
         let out = &mut out[bounds[0] * hidden..bounds[1] * hidden];
         if !spread || length <= BLOCK_ROWS {
-            attend_rows(kernels, attention, sequence, 0, scratch, out);
+            attend_rows(kernels, attention, sequence, 0, out);
             continue;
         }
         let blocks = out.chunks_mut(BLOCK_ROWS * hidden).enumerate();
-        team::each_item(blocks, |(block, out)| {
-            with_scratch(|scratch| attend_rows(kernels, attention, sequence, block * BLOCK_ROWS, scratch, out));
-        });
+        team::each_item(blocks, |(block, out)| attend_rows(kernels, attention, sequence, block * BLOCK_ROWS, out));
     }
 }
 
 /// Attention of a sequence's rows from `first` on, as many as `out` holds, to the whole sequence.
-fn attend_rows(
-    kernels: Kernels,
-    attention: &Attention,
-    sequence: &[f32],
-    first: usize,
-    scratch: &mut Vec<f32>,
-    out: &mut [f32],
-) {
+fn attend_rows(kernels: Kernels, attention: &Attention, sequence: &[f32], first: usize, out: &mut [f32]) {
     let (q, kv) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
     let stride = attention.qkv_width();
     let q_len = out.len() / q;
@@ -84,7 +74,7 @@ fn attend_rows(
         q_offset: first,
         window: attention.window.map(|tokens| (tokens, tokens)),
     };
-    kernels.attention(&args, scratch, out);
+    with_scratch(|scratch| kernels.attention(&args, scratch, out));
 }
 
 fn scale(attention: &Attention) -> f32 {
@@ -138,7 +128,7 @@ pub(super) fn attend_cached(
         }
     }
     type Item<'a> = (Range<usize>, &'a StepSequence, usize, &'a mut [f32]);
-    let attend = |scratch: &mut Vec<f32>, (kv_heads, sequence, first, out): Item<'_>| {
+    let attend = |(kv_heads, sequence, first, out): Item<'_>| {
         let args = PagedAttentionArgs {
             q: qkv.part(sequence.tokens.start + first, out.len() / width),
             q_stride: qkv.width,
@@ -153,11 +143,11 @@ pub(super) fn attend_cached(
             window: attention.window,
             out_stride: width,
         };
-        kernels.paged_attention(&args, scratch, out);
+        with_scratch(|scratch| kernels.paged_attention(&args, scratch, out));
     };
     match spread {
-        true => team::each_item(work.into_iter(), |item| with_scratch(|scratch| attend(scratch, item))),
-        false => with_scratch(|scratch| work.into_iter().for_each(|item| attend(scratch, item))),
+        true => team::each_item(work.into_iter(), attend),
+        false => work.into_iter().for_each(attend),
     }
     for (part, rows) in apart.chunks_exact(out.len() / parts).enumerate() {
         let to = out.chunks_exact_mut(q).map(|row| &mut row[part * width..][..width]);

@@ -118,7 +118,6 @@ pub trait Backend: Layers + Clone + Send + Sync + 'static {
         attention: &Attention,
         sequences: &Self::Sequences<'_>,
         qkv: &Self::Buffer,
-        scratch: &mut Self::Buffer,
         out: &mut Self::Buffer,
     ) -> Result<()>;
     /// Adds the keys and values of the new tokens of a step, `(queries, keys, values)` rows, to the cache of a layer;

@@ -54,12 +54,6 @@ impl Rows {
         self.data_mut()
     }
 
-    /// The allocation, for whatever use: there are no rows any more.
-    pub(super) fn spare(&mut self) -> &mut Vec<f32> {
-        (self.len, self.width) = (0, 0);
-        &mut self.numbers
-    }
-
     pub(super) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
         let width = self.width.max(1);
         self.data_mut().chunks_exact_mut(width)

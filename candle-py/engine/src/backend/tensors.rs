@@ -243,14 +243,7 @@ impl Backend for TensorBackend {
         Ok(cuda::in_place(&Rotate { attention, rows: rows.dim(0)? }, rows, &[rotation])?)
     }
 
-    fn attend(
-        &self,
-        attention: &Attention,
-        sequences: &Sequences,
-        qkv: &Rows,
-        _scratch: &mut Rows,
-        out: &mut Rows,
-    ) -> Result<()> {
+    fn attend(&self, attention: &Attention, sequences: &Sequences, qkv: &Rows, out: &mut Rows) -> Result<()> {
         check_heads(attention)?;
         let qkv = qkv.get()?;
         let (rows, width) = (qkv.dim(0)?, attention.heads * attention.head_dim);

@@ -11,7 +11,7 @@ use super::activation::{Activate, Activation};
 use super::amx::AmxTiles;
 use super::amx_pack::{PANEL_TILES, round_rows};
 use super::linear::{Epilogue, Linear};
-use super::pack::{LINE_FLOATS, Panel};
+use super::pack::{CACHED_BYTES, LINE_FLOATS, Panel};
 use super::simd::{Op, Simd, each_register};
 use super::tiles::{ROW_BYTES, TILE_COLUMNS, TILE_ROWS, TileRow, Tiles};
 use super::tiles_soft::SoftTiles;
@@ -19,9 +19,6 @@ use super::tiles_soft::SoftTiles;
 /// Rows and columns of a block: two by two tiles, whose four products share four loads.
 const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 const BLOCK_COLUMNS: usize = PANEL_TILES * TILE_COLUMNS;
-
-/// Bytes of rounded rows that stay in L2 while all panels of a weight pass by.
-const ROUNDED_BYTES: usize = 1 << 20;
 
 thread_local! {
     /// The rows that this thread has rounded. A product takes them and puts them back: no borrow is held meanwhile.
@@ -53,7 +50,7 @@ impl Op for TiledLinear<'_> {
 fn product<S: Simd, T: Tiles>(s: S, op: &Linear<'_>) {
     let k = op.weight.k();
     let depth = op.weight.steps() / TILE_ROWS;
-    let part_rows = (ROUNDED_BYTES / (ROW_BYTES * depth.max(1))).max(1).next_multiple_of(BLOCK_ROWS);
+    let part_rows = (CACHED_BYTES / (ROW_BYTES * depth.max(1))).max(1).next_multiple_of(BLOCK_ROWS);
     let mut rounded = ROUNDED.take();
     let mut tiles = T::begin();
     let mut sums = Sums([0.0; BLOCK_ROWS * BLOCK_COLUMNS]);

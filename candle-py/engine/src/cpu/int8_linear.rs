@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::int8_pack::{BLOCK_STEPS, EXCESS, GROUP};
+use super::int8_pack::{BLOCK_STEPS, GROUP};
 use super::int8_rows::{BLOCK, Quantize, QuantizedRows};
 use super::linear::{Linear, finish_tile, next_lines, prefetch_rows};
 use super::pack::{LINE_FLOATS, Panel};
@@ -145,5 +145,3 @@ fn product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     }
     tile
 }
-
-const _: () = assert!(EXCESS == 128, "`add_dots` says so");

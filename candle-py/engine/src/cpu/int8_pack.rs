@@ -12,7 +12,7 @@ pub(super) const GROUP: usize = 4;
 /// Rows of lanes for a block: its bytes and its scales.
 pub(super) const BLOCK_STEPS: usize = BLOCK / GROUP + 1;
 
-/// What a stored byte is more than the weight.
+/// What a stored byte is more than the weight; `Simd::add_dots` counts on it.
 pub(super) const EXCESS: i32 = 128;
 
 /// Packs a weight `(n, k)`; columns that do not exist are zero.

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use super::pack::{Line, bytes_of_mut};
+use super::pack::{CACHED_BYTES, Line, bytes_of_mut};
 use super::simd::{Op, Simd};
 
 /// Numbers that share a scale. Where a row is no multiple of it, zeros follow.
@@ -14,9 +14,6 @@ const LEAST_LANES: usize = 4;
 
 /// A block whose numbers are all below this counts as zeros: their scale would be no normal number.
 const LEAST: f32 = 1e-30;
-
-/// Bytes of quantised rows that stay in L2 while all panels of a weight pass by.
-const CACHED_BYTES: usize = 1 << 20;
 
 thread_local! {
     /// What this thread has quantised. A product takes them and puts them back: no borrow is held meanwhile.
@@ -158,14 +155,7 @@ pub(super) fn quantize_block<S: Simd>(s: S, numbers: &[f32], bytes: &mut [u8; BL
         let v = if S::LANES > 4 { s.butterflies::<4>(v) } else { v };
         *lanes = if S::LANES > 8 { s.butterflies::<8>(v) } else { v };
     }
-    let mut step = 1;
-    while step < BLOCK / S::LANES {
-        for pair in lanes.chunks_exact_mut(2 * step) {
-            let (a, b) = pair.split_at_mut(step);
-            a.iter_mut().zip(b).for_each(|(a, b)| (*a, *b) = (s.add(*a, *b), s.sub(*a, *b)));
-        }
-        step *= 2;
-    }
+    mix(lanes, |a, b| (s.add(a, b), s.sub(a, b)));
 
     let greatest = lanes.iter().fold(s.splat(0.0), |greatest, v| s.greater_magnitude(greatest, *v));
     let greatest = s.greatest_magnitude(greatest);
@@ -192,13 +182,20 @@ pub(super) fn quantize_block<S: Simd>(s: S, numbers: &[f32], bytes: &mut [u8; BL
 pub(super) fn unquantized(bytes: impl Iterator<Item = i32>, scale: f32) -> [f32; BLOCK] {
     let mut block = [0.0; BLOCK];
     block.iter_mut().zip(bytes).for_each(|(number, byte)| *number = scale * byte as f32);
+    mix(&mut block, |a, b| (a + b, a - b));
+    block
+}
+
+/// The Walsh-Hadamard transform of a power of two of numbers, or of registers lane by lane; `butterfly` gives sum and
+/// difference.
+#[inline(always)]
+fn mix<T: Copy>(values: &mut [T], butterfly: impl Fn(T, T) -> (T, T)) {
     let mut step = 1;
-    while step < BLOCK {
-        for pair in block.chunks_exact_mut(2 * step) {
+    while step < values.len() {
+        for pair in values.chunks_exact_mut(2 * step) {
             let (a, b) = pair.split_at_mut(step);
-            a.iter_mut().zip(b).for_each(|(a, b)| (*a, *b) = (*a + *b, *a - *b));
+            a.iter_mut().zip(b).for_each(|(a, b)| (*a, *b) = butterfly(*a, *b));
         }
         step *= 2;
     }
-    block
 }

@@ -8,6 +8,9 @@ use super::simd::{MOST_LANES, Op, Simd};
 /// Floats of a cache line, and of the widest register.
 pub(super) const LINE_FLOATS: usize = 16;
 
+/// Bytes of rounded rows that stay in L2 while all panels of a weight pass by.
+pub(super) const CACHED_BYTES: usize = 1 << 20;
+
 /// How a packed matrix holds its numbers. Where they are no bytes, they are summed in float32, and multiplied in it but on
 /// tiles, which take both operands in bfloat16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -129,10 +129,10 @@ impl<B: Backend> Bert<B> {
     pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
         self.embed(backend, chunk, &mut scratch.hidden)?;
         let sequences = backend.sequences(chunk.offsets())?;
-        let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
+        let Scratch { hidden, other, qkv, context, inner, .. } = scratch;
         for layer in &self.layers {
             backend.project(&layer.qkv, hidden, After::Nothing, qkv)?;
-            backend.attend(&self.attention, &sequences, qkv, attention, context)?;
+            backend.attend(&self.attention, &sequences, qkv, context)?;
             backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
             backend.normalize(&layer.attention_norm, other)?;

@@ -134,8 +134,8 @@ impl<B: Backend> Decoder<B> {
     /// Those of the device, and of the group that the model is split over.
     pub(super) fn forward(&self, backend: &B, chunk: &Chunk<'_>, scratch: &mut Scratch<B::Buffer>) -> Result<()> {
         let sequences = backend.sequences(chunk.offsets())?;
-        let attend = |_, attention: &Attention, qkv: &B::Buffer, own: &mut B::Buffer, out: &mut B::Buffer| {
-            backend.attend(attention, &sequences, qkv, own, out)
+        let attend = |_, attention: &Attention, qkv: &B::Buffer, out: &mut B::Buffer| {
+            backend.attend(attention, &sequences, qkv, out)
         };
         self.run(backend, chunk.ids(), &chunk.positions(), scratch, attend)
     }
@@ -156,7 +156,7 @@ impl<B: Backend> Decoder<B> {
         let positions = |sequence: &StepSequence| sequence.start..sequence.start + sequence.tokens.len();
         let positions: Vec<usize> = sequences.iter().flat_map(positions).collect();
         let steps = backend.steps(sequences)?;
-        let attend = |layer, attention: &Attention, qkv: &B::Buffer, _: &mut B::Buffer, out: &mut B::Buffer| {
+        let attend = |layer, attention: &Attention, qkv: &B::Buffer, out: &mut B::Buffer| {
             backend.attend_cached(attention, layer, &steps, qkv, cache, out)
         };
         self.run(backend, ids, &positions, scratch, attend)
@@ -225,19 +225,18 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// The network; `attend` is given the layer, its attention, the rotated rows, the attention's own buffer and where
-    /// to write.
+    /// The network; `attend` is given the layer, its attention, the rotated rows and where to write.
     fn run(
         &self,
         backend: &B,
         ids: &[u32],
         positions: &[usize],
         scratch: &mut Scratch<B::Buffer>,
-        mut attend: impl FnMut(usize, &Attention, &B::Buffer, &mut B::Buffer, &mut B::Buffer) -> Result<()>,
+        mut attend: impl FnMut(usize, &Attention, &B::Buffer, &mut B::Buffer) -> Result<()>,
     ) -> Result<()> {
         let angles = self.rotary.upto(positions.iter().max().map_or(0, |last| last + 1));
         let rotation = backend.rotation(&angles, positions)?;
-        let Scratch { hidden, other, qkv, context, inner, attention: own, .. } = scratch;
+        let Scratch { hidden, other, qkv, context, inner, .. } = scratch;
         let first = self.shard.part(self.vocab_size).start;
         match &self.tokens {
             Tokens::Separate(table, _) => backend.gather_part(table, first, ids, hidden)?,
@@ -251,7 +250,7 @@ impl<B: Backend> Decoder<B> {
                 backend.normalize_heads(norms, &layer.attention, qkv)?;
             }
             backend.rotate(&rotation, &layer.attention, qkv)?;
-            attend(index, &layer.attention, qkv, own, context)?;
+            attend(index, &layer.attention, qkv, context)?;
             backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
 

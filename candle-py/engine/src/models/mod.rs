@@ -40,8 +40,6 @@ pub struct Scratch<Buffer> {
     pub(crate) context: Buffer,
     /// Inside the feed-forward.
     pub(crate) inner: Buffer,
-    /// The attention kernel's own.
-    pub(crate) attention: Buffer,
     /// After the pooling, in turns.
     pub(crate) pooled: [Buffer; 2],
 }

@@ -104,7 +104,7 @@ impl<B: Backend> ModernBert<B> {
         let angles = [self.full.rotary.upto(chunk.longest()), self.sliding.rotary.upto(chunk.longest())];
         let full = backend.rotation(&angles[0], &positions)?;
         let sliding = backend.rotation(&angles[1], &positions)?;
-        let Scratch { hidden, other, qkv, context, inner, attention, .. } = scratch;
+        let Scratch { hidden, other, qkv, context, inner, .. } = scratch;
         backend.gather_part(&self.tokens, self.first_token, chunk.ids(), hidden)?;
         backend.reduce(hidden)?;
         backend.normalize(&self.embedding_norm, hidden)?;
@@ -119,7 +119,7 @@ impl<B: Backend> ModernBert<B> {
             }
             backend.project(&layer.qkv, context, After::Nothing, qkv)?;
             backend.rotate(rotation, &reach.attention, qkv)?;
-            backend.attend(&reach.attention, &sequences, qkv, attention, context)?;
+            backend.attend(&reach.attention, &sequences, qkv, context)?;
             backend.project(&layer.attention_output, context, residual(self.shard, hidden), other)?;
             backend.reduce(other)?;
 
