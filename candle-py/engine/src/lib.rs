@@ -20,6 +20,7 @@ mod gguf;
 mod group;
 mod info;
 mod kv_cache;
+mod lanes;
 mod models;
 mod orders;
 mod pickle;

@@ -11,9 +11,11 @@ use crate::generate::{BLOCK_TOKENS, Logits, StepBatch, StepModel, StepSequence};
 use crate::group::Group;
 use crate::info::Info;
 use crate::kv_cache::targets;
+use crate::lanes;
 use crate::models::{Network, Scratch};
 use crate::orders::Order;
-use crate::workers::Workers;
+use crate::team;
+use crate::workers::{Failure, Workers};
 
 /// A model with a cache of its own; see [`crate::Engine::session`].
 #[derive(Debug)]
@@ -86,7 +88,7 @@ pub(crate) struct Session<B: Backend> {
     vocab_size: usize,
     max_positions: usize,
     cache: B::Cache,
-    scratch: Scratch<B::Buffer>,
+    threads: usize,
     lead: Option<Lead>,
 }
 
@@ -110,12 +112,12 @@ impl<B: Backend> Session<B> {
         let cache = backend.cache(info.layers, decoder.kv_heads(), info.head_dim);
         Ok(Self {
             network,
-            backend: backend.spread(threads > 1),
+            backend: backend.clone(),
             workers,
             vocab_size: info.vocab_size,
             max_positions: info.max_positions,
             cache,
-            scratch: Scratch::default(),
+            threads,
             lead: None,
         })
     }
@@ -129,18 +131,35 @@ impl<B: Backend> Session<B> {
 
     /// Runs a batch that is known to fit, on this rank.
     pub(crate) fn compute(&mut self, batch: &StepBatch, logits: &mut Vec<f32>) -> Result<()> {
-        let Self { network, backend, workers, cache, scratch, .. } = self;
+        let Self { network, backend, workers, cache, threads, vocab_size, .. } = self;
         let decoder = network.decoder().ok_or_else(no_decoder)?;
-        let wanted = wanted_rows(&batch.sequences);
-        logits.resize(wanted.len() * self.vocab_size, 0.0);
-        let used = batch.sequences.iter().flat_map(|sequence| &sequence.blocks).max();
-        cache.touch(used.map_or(0, |block| *block as usize + 1));
-        workers.install(|| {
-            decoder.step(backend, &batch.tokens, &batch.sequences, cache, scratch)?;
-            let Scratch { hidden, other, .. } = scratch;
-            backend.pick(hidden, &wanted, other)?;
-            decoder.logits(backend, other, 0..wanted.len(), logits)
-        })
+        let sequences = &batch.sequences;
+        let whole = || vec![0..sequences.len()];
+        let cuts = backend.lane_tokens().map_or_else(whole, |tokens| lanes::cut(sequences, *threads, tokens));
+        let mut lanes: Vec<_> = cuts.into_iter().map(|lane| lanes::apart(&sequences[lane])).collect();
+        if !cache.are_apart(&lanes) {
+            lanes = vec![sequences.clone()];
+        }
+        let wanted = lanes.iter().map(|lane| wanted_rows(lane));
+        logits.resize(wanted.clone().map(|rows| rows.len()).sum::<usize>() * *vocab_size, 0.0);
+        let (mut ids, mut rest) = (batch.tokens.as_slice(), logits.as_mut_slice());
+        let mut work = Vec::with_capacity(lanes.len());
+        for ((lane, wanted), part) in lanes.iter().zip(wanted).zip(cache.parts(&lanes)) {
+            let (own, later) = ids.split_at(lane.last().map_or(0, |sequence| sequence.tokens.end));
+            let (out, after) = std::mem::take(&mut rest).split_at_mut(wanted.len() * *vocab_size);
+            (ids, rest) = (later, after);
+            work.push((own, lane, wanted, part, out));
+        }
+        let failure = Failure::default();
+        workers.run_teams(work, |(ids, lane, wanted, mut part, out), scratch| {
+            let backend = backend.spread(team::threads() > 1);
+            failure.note(decoder.step(&backend, ids, lane, &mut part, scratch).and_then(|()| {
+                let Scratch { hidden, other, .. } = scratch;
+                backend.pick(hidden, &wanted, other)?;
+                decoder.logits(&backend, other, 0..wanted.len(), out)
+            }));
+        });
+        failure.result()
     }
 
     /// Gives this rank's cache so many blocks.
@@ -192,8 +211,8 @@ impl<B: Backend> Session<B> {
             )));
         }
         let written = targets(&batch.sequences);
-        match written.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            Some(pair) => Err(Error::input(format!("two sequences write into one block: `{}`", pair[0].0))),
+        match written.windows(2).find(|pair| pair[0].block == pair[1].block) {
+            Some(pair) => Err(Error::input(format!("two sequences write into one block: `{}`", pair[0].block))),
             None => Ok(()),
         }
     }

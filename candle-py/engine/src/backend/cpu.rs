@@ -12,16 +12,19 @@ use super::cpu_layers::{Embedding, Linear, Norm, NormKind, Table, copied, place,
 use super::rows::{Rows, by_rows, linear};
 use super::{After, Attention, Backend, FeedForward, Targets, cpu_attention, joined_ranks};
 use crate::comm::Communicator;
-use crate::cpu::{Activation, Epilogue, Kernels, PageShape, Storage, bfloat16_bits};
+use crate::cpu::{Activation, Epilogue, Isa, Kernels, PageNumbers, PageShape, Storage, bfloat16_bits};
 use crate::error::Result;
 use crate::generate::StepSequence;
-use crate::kv_cache::PagedCache;
+use crate::kv_cache::{CachePart, PagedCache};
 use crate::pooling::Pooling;
 use crate::rotary::Angles;
 use crate::weights::Layers;
 
 /// Rows whose logits are held at a time where only one number of each is wanted.
 const LOGIT_ROWS: usize = 32;
+
+/// Tokens that a lane needs for each byte of a weight's numbers, which it reads by itself: with fewer it waits for memory.
+const LANE_TOKENS_PER_BYTE: usize = 24;
 
 /// Rows that go through a feed-forward together: what lies between its two layers is wide, and stays small however long a
 /// sequence is.
@@ -55,7 +58,8 @@ impl Backend for CpuBackend {
     type Buffer = Rows;
     type Cache = PagedCache;
     type Sequences<'a> = &'a [usize];
-    type Steps<'a> = &'a [StepSequence];
+    /// A part of the cache knows its sequences.
+    type Steps<'a> = ();
     type Rotation<'a> = (&'a Angles, &'a [usize]);
 
     fn within(self, communicator: Arc<dyn Communicator>) -> Self {
@@ -70,8 +74,24 @@ impl Backend for CpuBackend {
         None
     }
 
+    fn lane_tokens(&self) -> Option<usize> {
+        let is_apart = self.communicator.is_none();
+        let bytes = match self.storage {
+            Storage::Float32 => size_of::<f32>(),
+            // Tiles are through with a weight long before the next has come, even with all tokens.
+            Storage::Bfloat16 if self.kernels.isa() >= Isa::Amx => return None,
+            Storage::Bfloat16 => size_of::<u16>(),
+            Storage::Int8 => size_of::<u8>(),
+        };
+        is_apart.then_some(LANE_TOKENS_PER_BYTE * bytes)
+    }
+
     fn cache(&self, layers: usize, kv_heads: usize, head_dim: usize) -> PagedCache {
-        PagedCache::new(layers, PageShape { kv_heads, head_dim })
+        let numbers = match self.storage {
+            Storage::Float32 => PageNumbers::Float32,
+            Storage::Bfloat16 | Storage::Int8 => PageNumbers::Float16,
+        };
+        PagedCache::new(layers, PageShape { kv_heads, head_dim, numbers })
     }
 
     fn embedding(&self, table: Tensor) -> Result<Embedding> {
@@ -106,8 +126,8 @@ impl Backend for CpuBackend {
         Ok(offsets)
     }
 
-    fn steps<'a>(&self, sequences: &'a [StepSequence]) -> Result<&'a [StepSequence]> {
-        Ok(sequences)
+    fn steps<'a>(&self, _sequences: &'a [StepSequence]) -> Result<()> {
+        Ok(())
     }
 
     fn rotation<'a>(&self, angles: &'a Angles, positions: &'a [usize]) -> Result<(&'a Angles, &'a [usize])> {
@@ -255,14 +275,14 @@ impl Backend for CpuBackend {
         &self,
         attention: &Attention,
         layer: usize,
-        steps: &&[StepSequence],
+        _steps: &(),
         qkv: &Rows,
-        cache: &mut PagedCache,
+        cache: &mut CachePart<'_>,
         out: &mut Rows,
     ) -> Result<()> {
         let started = Instant::now();
-        cpu_attention::attend_cached(self.spread, self.kernels, attention, layer, steps, qkv, cache, out);
-        cache.attention_s += started.elapsed().as_secs_f64();
+        cpu_attention::attend_cached(self.spread, self.kernels, attention, layer, qkv, cache, out);
+        cache.add_time(started.elapsed());
         Ok(())
     }
 

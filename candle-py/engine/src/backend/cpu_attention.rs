@@ -1,13 +1,12 @@
 //! Attention of the CPU backend: of whole sequences to themselves, and of new tokens to what a cache holds.
 
 use std::cell::Cell;
-use std::ops::Range;
 
 use super::Attention;
 use super::rows::{BLOCK_ROWS, PARTS_PER_THREAD, Rows};
 use crate::cpu::{AttentionArgs, Kernels, PagedAttentionArgs};
 use crate::generate::StepSequence;
-use crate::kv_cache::{PageWrite, PagedCache};
+use crate::kv_cache::{CachePart, Target};
 use crate::team;
 
 /// New tokens of one sequence that are handed to another thread at once.
@@ -88,26 +87,25 @@ pub(super) fn attend_cached(
     kernels: Kernels,
     attention: &Attention,
     layer: usize,
-    sequences: &[StepSequence],
     qkv: &Rows,
-    cache: &mut PagedCache,
+    cache: &mut CachePart<'_>,
     out: &mut Rows,
 ) {
     let (q, kv) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
-    let shape = cache.shape();
-    let write = |write: PageWrite<'_>| {
-        for (token, row) in write.rows.enumerate() {
+    let shape = cache.pages(layer).shape();
+    let write = |(page, target): (&mut [u8], &Target)| {
+        for (token, row) in target.rows.clone().enumerate() {
             let (keys, values) = qkv.part(row, 1)[q..].split_at(kv);
-            shape.write(write.page, write.slot + token, keys, values);
+            kernels.write_token(shape, page, target.slot + token, keys, values);
         }
     };
-    let writes = cache.writes(layer, sequences);
+    let writes = cache.writes(layer);
     match spread {
         true => team::each_item(writes.into_iter(), write),
         false => writes.into_iter().for_each(write),
     }
 
-    let pages = cache.pages(layer);
+    let (pages, sequences) = (cache.pages(layer), cache.sequences());
     let out = out.reshape(qkv.count(), q);
     let blocks = |sequence: &StepSequence| sequence.tokens.len().div_ceil(STEP_ROWS);
     let few = || sequences.iter().map(blocks).sum::<usize>() < PARTS_PER_THREAD * team::threads();
@@ -118,31 +116,31 @@ pub(super) fn attend_cached(
     let mut rest = if parts > 1 { apart.as_mut_slice() } else { &mut *out };
     let mut work = Vec::with_capacity(sequences.len());
     for part in 0..parts {
-        for sequence in sequences {
+        for (sequence, after) in sequences.iter().zip(1..) {
             let (own, later) = std::mem::take(&mut rest).split_at_mut(sequence.tokens.len() * width);
             rest = later;
-            let blocks = own.chunks_mut(STEP_ROWS * width).enumerate();
-            work.extend(
-                blocks.map(|(block, out)| (part * heads..(part + 1) * heads, sequence, block * STEP_ROWS, out)),
-            );
+            let next_table = sequences.get(after).map_or(&[][..], |next| &next.blocks);
+            for (block, out) in own.chunks_mut(STEP_ROWS * width).enumerate() {
+                let (first, rows) = (block * STEP_ROWS, out.len() / width);
+                let args = PagedAttentionArgs {
+                    q: qkv.part(sequence.tokens.start + first, rows),
+                    q_stride: qkv.width,
+                    q_len: rows,
+                    first: sequence.start + first,
+                    heads: attention.heads,
+                    kv_heads: part * heads..(part + 1) * heads,
+                    pages,
+                    table: &sequence.blocks,
+                    next_table,
+                    scale: scale(attention),
+                    window: attention.window,
+                    out_stride: width,
+                };
+                work.push((args, out));
+            }
         }
     }
-    type Item<'a> = (Range<usize>, &'a StepSequence, usize, &'a mut [f32]);
-    let attend = |(kv_heads, sequence, first, out): Item<'_>| {
-        let args = PagedAttentionArgs {
-            q: qkv.part(sequence.tokens.start + first, out.len() / width),
-            q_stride: qkv.width,
-            q_len: out.len() / width,
-            first: sequence.start + first,
-            heads: attention.heads,
-            shape,
-            kv_heads,
-            pages,
-            table: &sequence.blocks,
-            scale: scale(attention),
-            window: attention.window,
-            out_stride: width,
-        };
+    let attend = |(args, out): (PagedAttentionArgs<'_>, &mut [f32])| {
         with_scratch(|scratch| kernels.paged_attention(&args, scratch, out));
     };
     match spread {

@@ -51,6 +51,11 @@ pub trait Backend: Layers + Clone + Send + Sync + 'static {
     /// How many tokens go through the network together, one such chunk after the other; `None` where chunks are cut for
     /// threads, each of which computes its own.
     fn chunk_tokens(&self) -> Option<usize>;
+    /// From how many tokens on a step is better cut into lanes, each computed by threads of its own, this many for each; `None`
+    /// where it always goes as a whole.
+    fn lane_tokens(&self) -> Option<usize> {
+        None
+    }
     /// A cache without blocks for so many layers.
     fn cache(&self, layers: usize, kv_heads: usize, head_dim: usize) -> Self::Cache;
 
@@ -128,7 +133,7 @@ pub trait Backend: Layers + Clone + Send + Sync + 'static {
         layer: usize,
         steps: &Self::Steps<'_>,
         qkv: &Self::Buffer,
-        cache: &mut Self::Cache,
+        cache: &mut <Self::Cache as KeyValueCache>::Part<'_>,
         out: &mut Self::Buffer,
     ) -> Result<()>;
     /// `out[i] = x[rows[i]]`.
@@ -173,6 +178,11 @@ pub trait Backend: Layers + Clone + Send + Sync + 'static {
 
 /// A cache of keys and values in blocks of tokens. Who holds which block is the caller's affair.
 pub trait KeyValueCache: Send {
+    /// What some sequences of a step have of it.
+    type Part<'a>: Send
+    where
+        Self: 'a;
+
     /// How many blocks there are.
     fn blocks(&self) -> usize;
     /// Bytes of one block over all layers.
@@ -182,8 +192,12 @@ pub trait KeyValueCache: Send {
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) when there is not so much memory; the cache has no blocks then.
     fn resize(&mut self, blocks: usize) -> Result<()>;
-    /// Brings the first `count` blocks into use, where memory is taken as it is used.
-    fn touch(&mut self, _count: usize) {}
+    /// Whether no lane of these writes a block that another one has.
+    fn are_apart(&self, lanes: &[Vec<StepSequence>]) -> bool {
+        lanes.len() == 1
+    }
+    /// The parts of a step's lanes, which must be apart.
+    fn parts<'a>(&'a mut self, lanes: &'a [Vec<StepSequence>]) -> Vec<Self::Part<'a>>;
     /// Makes block `to` hold what block `from` does; both must be there.
     fn copy(&mut self, from: usize, to: usize) -> Result<()>;
     /// Seconds of writing and reading it so far; 0 where nobody looks.

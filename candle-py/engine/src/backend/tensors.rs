@@ -257,7 +257,7 @@ impl Backend for TensorBackend {
         layer: usize,
         steps: &Steps,
         qkv: &Rows,
-        cache: &mut TensorCache,
+        cache: &mut &mut TensorCache,
         out: &mut Rows,
     ) -> Result<()> {
         check_heads(attention)?;

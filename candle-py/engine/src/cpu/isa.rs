@@ -9,7 +9,7 @@ use super::pack::Storage;
 pub enum Isa {
     /// Portable Rust: any processor (and what aarch64 runs).
     Scalar,
-    /// AVX2 with FMA, 8 lanes.
+    /// AVX2 with FMA and F16C, 8 lanes.
     Avx2,
     /// AVX-512 F/BW/VL/DQ, 16 lanes.
     Avx512,
@@ -72,7 +72,9 @@ impl Isa {
     pub fn available(self) -> bool {
         match self {
             Isa::Scalar | Isa::AmxSoftware => true,
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            }
             Isa::Avx512 => {
                 Isa::Avx2.available()
                     && is_x86_feature_detected!("avx512f")

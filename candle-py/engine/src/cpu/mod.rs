@@ -46,7 +46,7 @@ pub use int8_rows::{QuantizedPart, QuantizedRows};
 pub use isa::{BytePath, Isa};
 pub use linear::Epilogue;
 pub use pack::{PackedMatrix, Storage, bfloat16_bits};
-pub use pages::{PAGE_TOKENS, PageShape, Pages};
+pub use pages::{PAGE_TOKENS, PageNumbers, PageShape, Pages, PagesView, SharedPages};
 
 use std::ops::Range;
 
@@ -191,6 +191,14 @@ impl Kernels {
     pub fn attention(&self, args: &AttentionArgs<'_>, scratch: &mut Vec<f32>, out: &mut [f32]) {
         args.check(out.len());
         dispatch(self.isa, attention::Attention { args, scratch, out });
+    }
+
+    /// Writes one token's keys and values, `(kv_heads, head_dim)` each, into a page.
+    pub fn write_token(&self, shape: PageShape, page: &mut [u8], token: usize, keys: &[f32], values: &[f32]) {
+        assert!(token < PAGE_TOKENS, "token is outside the page");
+        assert_eq!(page.len(), shape.bytes(), "page is not of this shape");
+        assert!([keys, values].iter().all(|row| row.len() == shape.kv_heads * shape.head_dim), "not the heads' width");
+        dispatch(self.isa, pages::WriteToken { shape, page, token, keys, values });
     }
 
     /// Causal attention of one sequence's newest tokens to keys and values in pages (see `PagedAttentionArgs`).

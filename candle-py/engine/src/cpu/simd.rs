@@ -24,6 +24,11 @@ pub(super) trait Simd: Copy {
     const TILE_ROWS: usize;
     /// Registers across the GEMM tile.
     const TILE_REGISTERS: usize;
+    /// Rows of the tile of attention to a cache. It is wide, for the few queries of a step are too few chains to keep the
+    /// multiply-adds busy.
+    const PAGED_TILE_ROWS: usize;
+    /// Registers across that tile.
+    const PAGED_TILE_REGISTERS: usize;
     /// Rows of the tile of bytes, which has two accumulators for each element.
     const BYTE_TILE_ROWS: usize;
     /// Registers across the tile of bytes.
@@ -46,6 +51,16 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// `from` is readable for `LANES` floats; no alignment is needed.
     unsafe fn load(self, from: *const f32) -> Self::V;
+    /// All lanes, from float16.
+    ///
+    /// # Safety
+    /// `from` is readable for `LANES` numbers of 16 bits; no alignment is needed.
+    unsafe fn load_halves(self, from: *const u16) -> Self::V;
+    /// Stores all lanes as the nearest float16, ties to even; what is too large becomes infinite.
+    ///
+    /// # Safety
+    /// `to` is writable for `LANES` numbers of 16 bits; no alignment is needed.
+    unsafe fn store_halves(self, v: Self::V, to: *mut u16);
     /// Stores all lanes.
     ///
     /// # Safety

@@ -45,7 +45,7 @@ unsafe fn add_byte_dots(mut sum: __m256i, weights: __m256i, x: __m256i) -> __m25
 
 /// Where the op and everything inlined into it is compiled with AVX2.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn run_op<const VNNI: bool, O: Op>(simd: Avx2<VNNI>, op: O) -> O::Output {
     op.apply(simd)
 }
@@ -67,6 +67,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 6;
     const TILE_REGISTERS: usize = 2;
+    const PAGED_TILE_ROWS: usize = 4;
+    const PAGED_TILE_REGISTERS: usize = 3;
     const BYTE_TILE_ROWS: usize = 2;
     const BYTE_TILE_REGISTERS: usize = 2;
     const BYTE_EXCESS: i32 = if VNNI { 128 } else { 0 };
@@ -96,6 +98,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     unsafe fn load(self, from: *const f32) -> __m256 {
         // SAFETY: as above the impl.
         unsafe { _mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, from: *const u16) -> __m256 {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_halves(self, v: __m256, to: *mut u16) {
+        // SAFETY: as above the impl.
+        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
     }
     #[inline(always)]
     unsafe fn store(self, v: __m256, to: *mut f32) {

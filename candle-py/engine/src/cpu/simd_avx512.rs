@@ -23,7 +23,7 @@ impl Avx512 {
 
 /// Where the op and everything inlined into it is compiled with AVX-512.
 #[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 fn run_op<O: Op>(simd: Avx512, op: O) -> O::Output {
     op.apply(simd)
 }
@@ -63,6 +63,8 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const TILE_ROWS: usize = 8;
     const TILE_REGISTERS: usize = 3;
+    const PAGED_TILE_ROWS: usize = 6;
+    const PAGED_TILE_REGISTERS: usize = 4;
     const BYTE_TILE_ROWS: usize = 6;
     const BYTE_TILE_REGISTERS: usize = 2;
     const BYTE_EXCESS: i32 = 128;
@@ -91,6 +93,16 @@ impl Simd for Avx512 {
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: as above the impl.
         unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, from: *const u16) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_halves(self, v: __m512, to: *mut u16) {
+        // SAFETY: as above the impl.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
     }
     #[inline(always)]
     unsafe fn store(self, v: __m512, to: *mut f32) {

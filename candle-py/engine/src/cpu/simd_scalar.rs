@@ -1,5 +1,7 @@
 //! Portable Rust: 4 lanes in an array, which the compiler turns into SSE or NEON registers where it can.
 
+use half::f16;
+
 use super::simd::{MOST_LANES, Op, Simd};
 
 /// Proof of nothing: every processor can do this.
@@ -31,6 +33,8 @@ impl Simd for ScalarLanes {
     const LANES: usize = 4;
     const TILE_ROWS: usize = 6;
     const TILE_REGISTERS: usize = 2;
+    const PAGED_TILE_ROWS: usize = 4;
+    const PAGED_TILE_REGISTERS: usize = 3;
     const BYTE_TILE_ROWS: usize = 2;
     const BYTE_TILE_REGISTERS: usize = 2;
     const BYTE_EXCESS: i32 = 128;
@@ -52,6 +56,16 @@ impl Simd for ScalarLanes {
     unsafe fn load(self, from: *const f32) -> V {
         // SAFETY: the caller gives 4 readable floats.
         unsafe { from.cast::<V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, from: *const u16) -> V {
+        // SAFETY: the caller gives 4 readable numbers.
+        std::array::from_fn(|i| f16::from_bits(unsafe { from.add(i).read_unaligned() }).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store_halves(self, v: V, to: *mut u16) {
+        // SAFETY: the caller gives 4 writable numbers.
+        v.into_iter().enumerate().for_each(|(i, v)| unsafe { to.add(i).write_unaligned(f16::from_f32(v).to_bits()) });
     }
     #[inline(always)]
     unsafe fn store(self, v: V, to: *mut f32) {

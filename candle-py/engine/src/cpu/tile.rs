@@ -235,13 +235,13 @@ pub(super) unsafe fn store_rows<S: Simd, const ROWS: usize, const REGISTERS: usi
     }
 }
 
-/// Cuts rows `0 .. $count` into tiles as tall as the instruction set's, then of 4, 2 and 1 rows, and evaluates the body once
+/// Cuts rows `0 .. $count` into tiles as tall as the instruction set's, then of 4, 3, 2 and 1 rows, and evaluates the body once
 /// for every height that occurs: `$rows` is the range of rows it covers, `$ROWS` the height. `$most` is the tallest one.
 macro_rules! for_each_height {
     ($most:expr, $count:expr, |$rows:ident, $ROWS:ident| $body:expr) => {{
         let count: usize = $count;
         let mut start = 0;
-        for_each_height!(@each $most, count, start, $rows, $ROWS, $body, 8 6 4 2 1);
+        for_each_height!(@each $most, count, start, $rows, $ROWS, $body, 8 6 4 3 2 1);
         debug_assert_eq!(start, count);
     }};
     (@each $most:expr, $count:ident, $start:ident, $rows:ident, $ROWS:ident, $body:expr, $($height:literal)*) => {
@@ -265,7 +265,7 @@ pub(super) fn whole_tiles(rows: usize, height: usize) -> usize {
 /// Evaluates the body with `$REGISTERS` a constant that equals `$registers`, which is at most `$most`.
 macro_rules! with_width {
     ($most:expr, $registers:expr, |$REGISTERS:ident| $body:expr) => {
-        with_width!(@each $most, $registers, $REGISTERS, $body, 1 2 3)
+        with_width!(@each $most, $registers, $REGISTERS, $body, 1 2 3 4)
     };
     (@each $most:expr, $registers:expr, $REGISTERS:ident, $body:expr, $($width:literal)*) => {
         match $registers {

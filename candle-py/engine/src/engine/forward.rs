@@ -1,7 +1,5 @@
 //! A batch through the network: cut into chunks, each by one thread, or one after the other where ranks compute together.
 
-use std::sync::{Mutex, PoisonError};
-
 use super::Output;
 use super::model::Model;
 use crate::backend::Backend;
@@ -9,6 +7,7 @@ use crate::batch::{Chunk, Ragged};
 use crate::error::Result;
 use crate::models::Scratch;
 use crate::orders::{Order, Wanted};
+use crate::workers::Failure;
 
 /// Tokens that one thread carries through the network at a time: enough to use a weight well while it is in the cache,
 /// few enough for the activations to stay there too.
@@ -88,20 +87,18 @@ impl<B: Backend> Model<B> {
             work.push((chunk, out));
         }
         let backend = self.backend.spread(if is_apart { work.len() < self.threads } else { self.threads > 1 });
-        let failure = Mutex::new(None);
+        let failure = Failure::default();
         let run = |(chunk, out): (Chunk<'_>, &mut [f32]), scratch: &mut Scratch<B::Buffer>| {
             let result = self.network.forward(&backend, &chunk, scratch);
-            if let Err(error) = result.and_then(|()| finish(&backend, &chunk, scratch, out)) {
-                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            }
+            failure.note(result.and_then(|()| finish(&backend, &chunk, scratch, out)));
         };
         if is_apart {
             self.workers.run(work, run)
         } else {
             self.workers.run_in_order(work, run)
         }
-        let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
-        failure.map_or(Ok(data), Err)
+        failure.result()?;
+        Ok(data)
     }
 }
 

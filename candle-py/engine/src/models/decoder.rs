@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::{Scratch, residual};
-use crate::backend::{After, Attention, Backend, FeedForward, Targets};
+use crate::backend::{After, Attention, Backend, FeedForward, KeyValueCache, Targets};
 use crate::batch::Chunk;
 use crate::config::{DecoderConfig, LanguageHead};
 use crate::error::{Error, Result};
@@ -150,7 +150,7 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         ids: &[u32],
         sequences: &[StepSequence],
-        cache: &mut B::Cache,
+        cache: &mut <B::Cache as KeyValueCache>::Part<'_>,
         scratch: &mut Scratch<B::Buffer>,
     ) -> Result<()> {
         let positions = |sequence: &StepSequence| sequence.start..sequence.start + sequence.tokens.len();

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::backend::KeyValueCache;
 use crate::error::{Error, Result};
-use crate::generate::BLOCK_TOKENS;
+use crate::generate::{BLOCK_TOKENS, StepSequence};
 
 /// Keys and values by layer and block, float32; `(blocks, 2, kv_heads, 16, head_dim)` each.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ impl TensorCache {
 }
 
 impl KeyValueCache for TensorCache {
+    type Part<'a> = &'a mut Self;
+
     fn blocks(&self) -> usize {
         self.pages.first().map_or(0, |pages| pages.dims()[0])
     }
@@ -68,6 +70,11 @@ impl KeyValueCache for TensorCache {
             }
         }
         Ok(())
+    }
+
+    fn parts<'a>(&'a mut self, lanes: &'a [Vec<StepSequence>]) -> Vec<&'a mut Self> {
+        assert_eq!(lanes.len(), 1, "a step is not cut into lanes");
+        vec![self]
     }
 
     fn copy(&mut self, from: usize, to: usize) -> Result<()> {

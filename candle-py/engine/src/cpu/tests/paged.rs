@@ -1,24 +1,34 @@
 //! Attention to pages against attention to rows, bit for bit; and the reading of a packed weight's rows.
 
+use half::f16;
+
 use super::{assert_close, assert_same_bits, every_kernels, random};
-use crate::cpu::{AttentionArgs, PAGE_TOKENS, PageShape, PagedAttentionArgs, Pages, Storage};
+use crate::cpu::{AttentionArgs, Kernels, PAGE_TOKENS, PageNumbers, PageShape, PagedAttentionArgs, Pages, Storage};
 
 /// Keys and values of so many tokens in pages that lie in reverse order, all places beyond them not a number.
-fn paged(shape: PageShape, length: usize, keys: &[f32], values: &[f32]) -> (Pages, Vec<u32>) {
+fn paged(kernels: Kernels, shape: PageShape, length: usize, keys: &[f32], values: &[f32]) -> (Pages, Vec<u32>) {
     let count = length.div_ceil(PAGE_TOKENS);
     let mut pages = Pages::new(shape);
     assert!(pages.reserve(count));
     pages.touch(count);
-    pages.floats_mut().fill(f32::NAN);
+    pages.bytes_mut().fill(0xff);
     let table: Vec<u32> = (0..count as u32).rev().collect();
     let width = shape.kv_heads * shape.head_dim;
     for token in 0..length {
         let page = table[token / PAGE_TOKENS] as usize;
-        let page = &mut pages.floats_mut()[page * shape.floats()..][..shape.floats()];
+        let page = &mut pages.bytes_mut()[page * shape.bytes()..][..shape.bytes()];
         let row = token * width..(token + 1) * width;
-        shape.write(page, token % PAGE_TOKENS, &keys[row.clone()], &values[row]);
+        kernels.write_token(shape, page, token % PAGE_TOKENS, &keys[row.clone()], &values[row]);
     }
     (pages, table)
+}
+
+/// Numbers as a page holds them.
+fn held(numbers: Vec<f32>, kind: PageNumbers) -> Vec<f32> {
+    match kind {
+        PageNumbers::Float32 => numbers,
+        PageNumbers::Float16 => numbers.into_iter().map(|number| f16::from_f32(number).to_f32()).collect(),
+    }
 }
 
 #[test]
@@ -27,11 +37,14 @@ fn pages_and_rows_give_the_same_bits() {
     for kernels in every_kernels() {
         for (heads, kv_heads, head_dim) in [(3, 1, 64), (4, 4, 8), (6, 2, 18), (2, 1, 3), (14, 2, 16), (40, 1, 5)] {
             for (length, q_len) in [(1, 1), (16, 3), (17, 17), (40, 1), (100, 33), (530, 2), (1025, 5)] {
-                for window in [None, Some(0), Some(6), Some(600)] {
+                let windows = [None, Some(0), Some(6), Some(600)];
+                let all =
+                    windows.map(|window| [PageNumbers::Float32, PageNumbers::Float16].map(|numbers| (window, numbers)));
+                for (window, numbers) in all.into_iter().flatten() {
                     let (q_width, width) = (heads * head_dim, kv_heads * head_dim);
-                    let (q, keys) = (random(q_len * q_width, 1), random(length * width, 2));
-                    let (values, first) = (random(length * width, 3), length - q_len);
-                    let shape = PageShape { kv_heads, head_dim };
+                    let (q, first) = (random(q_len * q_width, 1), length - q_len);
+                    let [keys, values] = [2, 3].map(|seed| held(random(length * width, seed), numbers));
+                    let shape = PageShape { kv_heads, head_dim, numbers };
                     let mut rows = vec![f32::NAN; q_len * q_width];
                     let args = AttentionArgs {
                         q: &q,
@@ -52,7 +65,7 @@ fn pages_and_rows_give_the_same_bits() {
                         window: window.map(|window| (window, 0)),
                     };
                     kernels.attention(&args, &mut scratch, &mut rows);
-                    let (pages, table) = paged(shape, length, &keys, &values);
+                    let (pages, table) = paged(kernels, shape, length, &keys, &values);
                     let mut found = vec![f32::NAN; q_len * q_width];
                     for kv_head in 0..kv_heads {
                         let args = PagedAttentionArgs {
@@ -61,10 +74,10 @@ fn pages_and_rows_give_the_same_bits() {
                             q_len,
                             first,
                             heads,
-                            shape,
                             kv_heads: kv_head..kv_heads,
-                            pages: pages.floats(),
+                            pages: pages.view(),
                             table: &table,
+                            next_table: &table[..table.len() / 2],
                             scale: 0.3,
                             window,
                             out_stride: q_width,
@@ -72,11 +85,39 @@ fn pages_and_rows_give_the_same_bits() {
                         let out = &mut found[kv_head * heads / kv_heads * head_dim..];
                         kernels.paged_attention(&args, &mut scratch, out);
                     }
-                    let what = format!("{:?} {heads}/{kv_heads} {head_dim} {length} {q_len}", kernels.isa());
+                    let what =
+                        format!("{:?} {heads}/{kv_heads} {head_dim} {length} {q_len} {numbers:?}", kernels.isa());
                     assert_same_bits(&found, &rows, &what);
                 }
             }
         }
+    }
+}
+
+#[test]
+fn float16_is_the_nearest_with_its_ends_and_what_is_no_number() {
+    let least = f32::from_bits(0x3300_0000);
+    let mut numbers = vec![65504.0, 65519.0, 65520.0, 1e30, f32::INFINITY, f32::NAN, least, least * 1.001, 6e-5, 0.0];
+    // Halfway between two neighbours, and next to that.
+    numbers.extend([1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 1.000_489, 2049.0, 2051.0, 0.1, 1.0 / 3.0]);
+    numbers.extend(numbers.clone().iter().map(|number| -number));
+    let shape = PageShape { kv_heads: 1, head_dim: numbers.len(), numbers: PageNumbers::Float16 };
+    let expected: Vec<u16> = numbers.iter().map(|number| f16::from_f32(*number).to_bits()).collect();
+    for kernels in every_kernels() {
+        let mut page = vec![0; shape.bytes()];
+        kernels.write_token(shape, &mut page, 3, &numbers, &numbers);
+        let halves: &[u16] = bytemuck::cast_slice(&page);
+        let (columns, rows) = halves.split_at(PAGE_TOKENS * numbers.len());
+        let keys: Vec<u16> = columns.iter().skip(3).step_by(PAGE_TOKENS).copied().collect();
+        let values = &rows[3 * shape.value_width()..][..numbers.len()];
+        for found in [keys.as_slice(), values] {
+            let same = found.iter().zip(&expected).all(|(found, wanted)| {
+                found == wanted || [found, wanted].map(|bits| f16::from_bits(*bits).is_nan()) == [true, true]
+            });
+            assert!(same, "{:?}: {found:x?} {expected:x?}", kernels.isa());
+        }
+        let written = halves.iter().filter(|bits| **bits != 0).count();
+        assert_eq!(written, 2 * expected.iter().filter(|bits| **bits != 0).count());
     }
 }
 
