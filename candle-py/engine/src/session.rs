@@ -134,11 +134,12 @@ impl<B: Backend> Session<B> {
         let Self { network, backend, workers, cache, threads, vocab_size, .. } = self;
         let decoder = network.decoder().ok_or_else(no_decoder)?;
         let sequences = &batch.sequences;
-        let whole = || vec![0..sequences.len()];
-        let cuts = backend.lane_tokens().map_or_else(whole, |tokens| lanes::cut(sequences, *threads, tokens));
-        let mut lanes: Vec<_> = cuts.into_iter().map(|lane| lanes::apart(&sequences[lane])).collect();
+        let mut lanes = match backend.lane_tokens() {
+            Some(tokens) => lanes::cut(sequences, *threads, tokens),
+            None => lanes::whole(sequences),
+        };
         if !cache.are_apart(&lanes) {
-            lanes = vec![sequences.clone()];
+            lanes = lanes::whole(sequences);
         }
         let wanted = lanes.iter().map(|lane| wanted_rows(lane));
         logits.resize(wanted.clone().map(|rows| rows.len()).sum::<usize>() * *vocab_size, 0.0);

@@ -127,7 +127,9 @@ mod tests {
                     let share = (threads / teams).max(1);
                     assert_eq!(team::threads(), share);
                     let together = Barrier::new(share);
-                    team::each(share, |_| drop(together.wait()));
+                    team::each(share, |_| {
+                        together.wait();
+                    });
                     buffers.push(item);
                     done.lock().unwrap().push(item);
                 });

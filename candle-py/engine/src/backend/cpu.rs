@@ -126,7 +126,7 @@ impl Backend for CpuBackend {
         Ok(offsets)
     }
 
-    fn steps<'a>(&self, _sequences: &'a [StepSequence]) -> Result<()> {
+    fn steps(&self, _sequences: &[StepSequence]) -> Result<()> {
         Ok(())
     }
 
@@ -227,8 +227,11 @@ impl Backend for CpuBackend {
     fn normalize_into(&self, norm: &Norm, x: &Rows, out: &mut Rows) -> Result<()> {
         let width = x.width;
         by_rows(self.spread, out.reshape(x.count(), width), width, |first, out| {
-            out.copy_from_slice(x.part(first, out.len() / width));
-            norm.apply(self.kernels, out);
+            // Row by row: what was just copied is still near.
+            for (out, row) in out.chunks_exact_mut(width).zip(first..) {
+                out.copy_from_slice(x.part(row, 1));
+                norm.apply(self.kernels, out);
+            }
         });
         Ok(())
     }

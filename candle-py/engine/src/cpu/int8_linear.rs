@@ -11,10 +11,10 @@ use super::int8_rows::{BLOCK, Quantize, QuantizedRows};
 use super::linear::{Linear, finish_tile, next_lines, prefetch_rows};
 use super::pack::{LINE_FLOATS, Panel};
 use super::simd::{Op, Simd};
-use super::tile::{Tile, for_each_height, with_width, zeros};
+use super::tile::{Tile, even_heights, with_height, with_width, zeros};
 
 /// Steps of k by which a panel is fetched to L1 ahead of its use.
-const FETCH_AHEAD: usize = 8;
+const FETCH_AHEAD: usize = 16;
 
 /// `Linear` for a weight of bytes.
 pub(super) struct ByteLinear<'a> {
@@ -52,11 +52,16 @@ impl ByteLinear<'_> {
     fn part<S: Simd>(&mut self, s: S, quantized: &QuantizedRows, first: usize) {
         for index in self.linear.panels.clone() {
             let panel = self.linear.weight.panels.get(index);
-            for_each_height!(S::BYTE_TILE_ROWS, quantized.shape().0, |rows, ROWS| {
-                with_width!(S::BYTE_TILE_REGISTERS, panel.registers, |REGISTERS| {
-                    s.run(Tiles::<'_, '_, ROWS, REGISTERS> { op: &mut self.linear, quantized, panel, first, rows })
-                })
-            });
+            for (rows, height) in even_heights(quantized.shape().0, S::BYTE_TILE_ROWS) {
+                if rows.is_empty() {
+                    continue;
+                }
+                with_height!(S::BYTE_TILE_ROWS, height, |ROWS| {
+                    with_width!(S::BYTE_TILE_REGISTERS, panel.registers, |REGISTERS| {
+                        s.run(Tiles::<'_, '_, ROWS, REGISTERS> { op: &mut self.linear, quantized, panel, first, rows })
+                    })
+                });
+            }
         }
     }
 }
@@ -101,7 +106,7 @@ fn product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     let width = REGISTERS * S::LANES;
     let steps = op.weight.steps();
     let mut weights = op.weight.floats()[panel.start * steps..][..width * blocks * BLOCK_STEPS].as_ptr();
-    let (scales, sums) = (quantized.scales(row, ROWS), quantized.sums(row, ROWS));
+    let (scales, starts) = (quantized.scales(row, ROWS), quantized.starts(row, ROWS));
     let x = quantized.bytes().wrapping_add(row * blocks * BLOCK);
     let ahead = next_lines::<S>(op, panel, first + row, ROWS);
     let ahead_per_block = ahead.lines.div_ceil(blocks.max(1));
@@ -109,8 +114,7 @@ fn product<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     for block in 0..blocks {
         let mut dots = [[s.splat_int(0); REGISTERS]; ROWS];
         for (m, dots) in dots.iter_mut().enumerate() {
-            let start = (S::BYTE_EXCESS * sums[m * blocks + block]).wrapping_neg();
-            *dots = [s.splat_int(start); REGISTERS];
+            *dots = [s.splat_int(starts[m * blocks + block]); REGISTERS];
         }
         for group in 0..BLOCK / GROUP {
             let mut columns = [s.splat_int(0); REGISTERS];

@@ -29,8 +29,8 @@ pub struct QuantizedRows {
     blocks: usize,
     bytes: Vec<Line>,
     scales: Vec<f32>,
-    /// The sum of each block's bytes.
-    sums: Vec<i32>,
+    /// What the products with each block begin at: less what the weights' bytes are more than they are.
+    starts: Vec<i32>,
 }
 
 /// Some rows that follow each other, to be quantised.
@@ -40,12 +40,12 @@ pub struct QuantizedPart<'a> {
     blocks: usize,
     bytes: &'a mut [u8],
     scales: &'a mut [f32],
-    sums: &'a mut [i32],
+    starts: &'a mut [i32],
 }
 
 impl QuantizedRows {
     const NONE: QuantizedRows =
-        QuantizedRows { rows: 0, k: 0, blocks: 0, bytes: Vec::new(), scales: Vec::new(), sums: Vec::new() };
+        QuantizedRows { rows: 0, k: 0, blocks: 0, bytes: Vec::new(), scales: Vec::new(), starts: Vec::new() };
 
     /// Calls `work` with this thread's, whose allocation stays.
     pub fn with<T>(work: impl FnOnce(&mut QuantizedRows) -> T) -> T {
@@ -70,7 +70,7 @@ impl QuantizedRows {
         }
         if self.scales.len() < rows * blocks {
             self.scales.resize(rows * blocks, 0.0);
-            self.sums.resize(rows * blocks, 0);
+            self.starts.resize(rows * blocks, 0);
         }
     }
 
@@ -80,9 +80,9 @@ impl QuantizedRows {
         let count = self.rows * blocks;
         let bytes = bytes_of_mut(&mut self.bytes)[..count * BLOCK].chunks_mut((rows * blocks * BLOCK).max(1));
         let scales = self.scales[..count].chunks_mut((rows * blocks).max(1));
-        let sums = self.sums[..count].chunks_mut((rows * blocks).max(1));
-        let parts = bytes.zip(scales.zip(sums));
-        parts.map(move |(bytes, (scales, sums))| QuantizedPart { k, blocks, bytes, scales, sums })
+        let starts = self.starts[..count].chunks_mut((rows * blocks).max(1));
+        let parts = bytes.zip(scales.zip(starts));
+        parts.map(move |(bytes, (scales, starts))| QuantizedPart { k, blocks, bytes, scales, starts })
     }
 
     /// How many rows there are, and how many numbers each has.
@@ -101,10 +101,10 @@ impl QuantizedRows {
         &self.scales[row * self.blocks..][..rows * self.blocks]
     }
 
-    /// The sums of `rows` rows from `row` on.
+    /// The starts of `rows` rows from `row` on.
     #[inline(always)]
-    pub(super) fn sums(&self, row: usize, rows: usize) -> &[i32] {
-        &self.sums[row * self.blocks..][..rows * self.blocks]
+    pub(super) fn starts(&self, row: usize, rows: usize) -> &[i32] {
+        &self.starts[row * self.blocks..][..rows * self.blocks]
     }
 }
 
@@ -122,10 +122,11 @@ impl Op for Quantize<'_> {
         let Quantize { x, to } = self;
         assert_eq!(x.len() / to.k * to.blocks, to.scales.len(), "x is not the part's rows");
         let bytes = to.bytes.chunks_exact_mut(to.blocks * BLOCK);
-        let scales = to.scales.chunks_exact_mut(to.blocks).zip(to.sums.chunks_exact_mut(to.blocks));
-        for ((row, bytes), (scales, sums)) in x.chunks_exact(to.k).zip(bytes).zip(scales) {
+        let scales = to.scales.chunks_exact_mut(to.blocks).zip(to.starts.chunks_exact_mut(to.blocks));
+        for ((row, bytes), (scales, starts)) in x.chunks_exact(to.k).zip(bytes).zip(scales) {
             for (block, (numbers, bytes)) in row.chunks(BLOCK).zip(bytes.as_chunks_mut().0).enumerate() {
-                (scales[block], sums[block]) = quantize_block(s, numbers, bytes);
+                let (scale, sum) = quantize_block(s, numbers, bytes);
+                (scales[block], starts[block]) = (scale, -S::BYTE_EXCESS * sum);
             }
         }
     }
@@ -139,10 +140,11 @@ impl Op for Quantize<'_> {
 /// few of the 127 steps. After Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
 #[inline(always)]
 pub(super) fn quantize_block<S: Simd>(s: S, numbers: &[f32], bytes: &mut [u8; BLOCK]) -> (f32, i32) {
-    let mut rest = [0.0; BLOCK];
+    let mut rest;
     let from = match numbers.len() {
         BLOCK => numbers.as_ptr(),
         len => {
+            rest = [0.0; BLOCK];
             rest[..len].copy_from_slice(numbers);
             rest.as_ptr()
         }

@@ -12,6 +12,7 @@ mod amx_pack;
 mod attention;
 mod attention_paged;
 mod attention_panel;
+mod attention_powers;
 mod attention_values;
 mod int8_linear;
 mod int8_pack;

@@ -29,7 +29,7 @@ pub(super) trait Simd: Copy {
     const PAGED_TILE_ROWS: usize;
     /// Registers across that tile.
     const PAGED_TILE_REGISTERS: usize;
-    /// Rows of the tile of bytes, which has two accumulators for each element.
+    /// Rows of the tile of bytes: its integer accumulators stay in registers; those in float32, met once a block, need not.
     const BYTE_TILE_ROWS: usize;
     /// Registers across the tile of bytes.
     const BYTE_TILE_REGISTERS: usize;

@@ -69,7 +69,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const TILE_REGISTERS: usize = 2;
     const PAGED_TILE_ROWS: usize = 4;
     const PAGED_TILE_REGISTERS: usize = 3;
-    const BYTE_TILE_ROWS: usize = 2;
+    const BYTE_TILE_ROWS: usize = 4;
     const BYTE_TILE_REGISTERS: usize = 2;
     const BYTE_EXCESS: i32 = if VNNI { 128 } else { 0 };
 

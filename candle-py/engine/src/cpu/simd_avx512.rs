@@ -65,7 +65,7 @@ impl Simd for Avx512 {
     const TILE_REGISTERS: usize = 3;
     const PAGED_TILE_ROWS: usize = 6;
     const PAGED_TILE_REGISTERS: usize = 4;
-    const BYTE_TILE_ROWS: usize = 6;
+    const BYTE_TILE_ROWS: usize = 8;
     const BYTE_TILE_REGISTERS: usize = 2;
     const BYTE_EXCESS: i32 = 128;
 

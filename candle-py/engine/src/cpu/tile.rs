@@ -4,6 +4,8 @@
 //! result the same bits in every batch. Register tiling after Goto and van de Geijn, "Anatomy of High-Performance
 //! Matrix Multiplication", ACM TOMS 34(3), 2008.
 
+use std::ops::Range;
+
 use super::pack::LINE_FLOATS;
 use super::simd::Simd;
 
@@ -262,21 +264,58 @@ pub(super) fn whole_tiles(rows: usize, height: usize) -> usize {
     rows - rows % height
 }
 
-/// Evaluates the body with `$REGISTERS` a constant that equals `$registers`, which is at most `$most`.
+/// `count` rows in tiles of nearly equal height, none above `most`: how many rows go to tiles of which height. A tile much
+/// lower than the others would take nearly as long as they do: it has too few chains to keep the arithmetic busy.
+pub(super) fn even_heights(count: usize, most: usize) -> [(Range<usize>, usize); 2] {
+    let tiles = count.div_ceil(most);
+    let low = count.checked_div(tiles).unwrap_or(0);
+    let tall_rows = (count - low * tiles) * (low + 1);
+    [(0..tall_rows, low + 1), (tall_rows..count, low)]
+}
+
+/// Evaluates the body with `$CONSTANT` a constant that equals `$value`, a tile's width, which is at most `$most`.
 macro_rules! with_width {
-    ($most:expr, $registers:expr, |$REGISTERS:ident| $body:expr) => {
-        with_width!(@each $most, $registers, $REGISTERS, $body, 1 2 3 4)
+    ($most:expr, $value:expr, |$CONSTANT:ident| $body:expr) => {
+        with_width!(@each $most, $value, $CONSTANT, $body, 1 2 3 4)
     };
-    (@each $most:expr, $registers:expr, $REGISTERS:ident, $body:expr, $($width:literal)*) => {
-        match $registers {
+    (@each $most:expr, $value:expr, $CONSTANT:ident, $body:expr, $($literal:literal)*) => {
+        match $value {
             $(
-                $width if $most >= $width => {
-                    const $REGISTERS: usize = $width;
+                $literal if $most >= $literal => {
+                    const $CONSTANT: usize = $literal;
                     $body
                 }
             )*
-            registers => unreachable!("no panel is {registers} registers wide"),
+            value => unreachable!("no tile has {value} of them"),
         }
     };
 }
 pub(super) use with_width;
+
+/// The same for a tile's height.
+macro_rules! with_height {
+    ($most:expr, $value:expr, |$CONSTANT:ident| $body:expr) => {
+        with_width!(@each $most, $value, $CONSTANT, $body, 1 2 3 4 5 6 7 8)
+    };
+}
+pub(super) use with_height;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_of_nearly_equal_height() {
+        assert_eq!(even_heights(32, 6), [(0..12, 6), (12..32, 5)]);
+        assert_eq!(even_heights(7, 6), [(0..4, 4), (4..7, 3)]);
+        assert_eq!(even_heights(0, 6), [(0..0, 1), (0..0, 0)]);
+        for (count, most) in (0..200).flat_map(|count| (1..9).map(move |most| (count, most))) {
+            let [(tall_rows, tall), (low_rows, low)] = even_heights(count, most);
+            assert_eq!((tall_rows.start, tall_rows.end, low_rows.end), (0, low_rows.start, count));
+            assert!(tall_rows.is_empty() || tall <= most && tall_rows.len() % tall == 0);
+            assert!(low_rows.is_empty() || low > 0 && low_rows.len() % low == 0);
+            let tiles = tall_rows.len() / tall + low_rows.len().checked_div(low).unwrap_or(0);
+            assert_eq!(tiles, count.div_ceil(most), "{count} rows in tiles of {most}");
+        }
+    }
+}
