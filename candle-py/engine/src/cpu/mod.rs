@@ -46,6 +46,8 @@ pub use attention_paged::PagedAttentionArgs;
 pub use int8_rows::{QuantizedPart, QuantizedRows};
 pub use isa::{BytePath, Isa};
 pub use linear::Epilogue;
+pub(crate) use reduce::LEAST_EXPONENT;
+
 pub use pack::{PackedMatrix, Storage, bfloat16_bits};
 pub use pages::{PAGE_TOKENS, PageNumbers, PageShape, Pages, PagesView, SharedPages};
 
@@ -243,8 +245,14 @@ impl Kernels {
         dispatch(self.isa, reduce::Exponentials { row, factor })
     }
 
-    /// The logarithm of the sum of the row's exponentials, which take the row's place.
-    pub fn log_sum_exp(&self, row: &mut [f32]) -> f32 {
+    /// The sum of `exp(number - greatest)` over the row, none of whose numbers is above `greatest`; what is below the 10^-36th
+    /// part of the greatest counts as 0. NaN where one is NaN.
+    pub fn power_sum(&self, row: &[f32], greatest: f32) -> f32 {
+        dispatch(self.isa, reduce::PowerSum { row, greatest })
+    }
+
+    /// The logarithm of the sum of the row's exponentials.
+    pub fn log_sum_exp(&self, row: &[f32]) -> f32 {
         dispatch(self.isa, reduce::LogSumExp { row })
     }
 

@@ -78,13 +78,41 @@ impl Op for Dot<'_> {
 /// The greatest of `x`, minus infinity when empty; NaNs are passed over.
 #[inline(always)]
 pub(super) fn greatest_of<S: Simd>(s: S, x: &[f32]) -> f32 {
-    let mut greatest = s.splat(f32::NEG_INFINITY);
+    let mut greatest = [s.splat(f32::NEG_INFINITY); CHAINS];
+    let whole = x.len() - x.len() % (CHAINS * S::LANES);
+    for i in (0..whole).step_by(CHAINS * S::LANES) {
+        for (c, greatest) in greatest.iter_mut().enumerate() {
+            // SAFETY: `whole` is a multiple of what is read in a turn.
+            *greatest = s.max(unsafe { s.load(x.as_ptr().add(i + c * S::LANES)) }, *greatest);
+        }
+    }
+    let rest = &x[whole..];
+    each_register!(S, rest.len(), |i, count| {
+        // SAFETY: `count` floats are left.
+        let x = unsafe { s.load_first(rest.as_ptr().add(i), count, f32::NEG_INFINITY) };
+        greatest[0] = s.max(x, greatest[0]);
+    });
+    s.greatest(s.max(s.max(greatest[0], greatest[1]), s.max(greatest[2], greatest[3])))
+}
+
+/// Powers of less count as zero in `power_sum`: beside the greatest, which is 1, they change no sum, and the subnormal numbers
+/// that come soon after are slow.
+pub(crate) const LEAST_EXPONENT: f32 = -85.0;
+
+/// The sum of `exp(x - greatest)`, no `x` being above `greatest`; NaN where one is NaN.
+#[inline(always)]
+fn power_sum<S: Simd>(s: S, x: &[f32], greatest: f32) -> f32 {
+    let [greatest, least, zero] = [greatest, LEAST_EXPONENT, 0.0].map(|value| s.splat(value));
+    let [factor, positive, no_number] = [std::f32::consts::LOG2_E, 1.0, f32::NAN].map(|value| s.splat(value));
+    let mut sum = zero;
     each_register!(S, x.len(), |i, count| {
         // SAFETY: `count` floats are left.
-        let x = unsafe { s.load_first(x.as_ptr().add(i), count, f32::NEG_INFINITY) };
-        greatest = s.max(x, greatest);
+        let exponent = s.sub(unsafe { s.load_first(x.as_ptr().add(i), count, f32::NEG_INFINITY) }, greatest);
+        let power = exp2(s, s.mul(s.max(exponent, least), factor));
+        let power = s.if_less(exponent, least, zero, power);
+        sum = s.add(sum, s.if_less(exponent, positive, power, no_number));
     });
-    s.greatest(greatest)
+    s.sum(sum)
 }
 
 /// `x = exp((x - greatest) * scale)` in place, and the sum of that.
@@ -164,9 +192,24 @@ impl Op for Exponentials<'_> {
     }
 }
 
+/// `Kernels::power_sum`.
+pub(super) struct PowerSum<'a> {
+    pub(super) row: &'a [f32],
+    pub(super) greatest: f32,
+}
+
+impl Op for PowerSum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S) -> f32 {
+        power_sum(s, self.row, self.greatest)
+    }
+}
+
 /// `Kernels::log_sum_exp`.
 pub(super) struct LogSumExp<'a> {
-    pub(super) row: &'a mut [f32],
+    pub(super) row: &'a [f32],
 }
 
 impl Op for LogSumExp<'_> {
@@ -175,7 +218,7 @@ impl Op for LogSumExp<'_> {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S) -> f32 {
         let greatest = greatest_of(s, self.row);
-        greatest + exp_and_sum(s, self.row, greatest, 1.0).ln()
+        greatest + power_sum(s, self.row, greatest).ln()
     }
 }
 

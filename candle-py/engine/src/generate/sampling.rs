@@ -7,15 +7,12 @@ use std::collections::HashSet;
 
 use super::params::Params;
 use super::random::uniform;
-use crate::cpu::Kernels;
+use crate::cpu::{Kernels, LEAST_EXPONENT};
 
 /// Numbers whose powers are summed in float32; the sums of such segments are added in float64.
 const SEGMENT: usize = 1024;
 /// Numbers whose greatest stands for them where the largest of a row are looked for.
 const PANEL: usize = 64;
-/// Powers of less count as zero: beside the greatest, which is 1, they change no sum, and the subnormal numbers that come
-/// soon after are slow.
-const LEAST_EXPONENT: f32 = -85.0;
 /// Tokens that are looked at first for top-p; it is seldom that more are needed.
 const FIRST_NUCLEUS: usize = 64;
 
@@ -59,14 +56,15 @@ pub struct Choice {
 /// # Errors
 /// In words: logits that are no numbers, or no token that is allowed.
 pub fn choose(kernels: &Kernels, row: &Row<'_>, scratch: &mut Scratch) -> Result<Choice, String> {
-    let normalizer = log_normalizer(kernels, row.logits, &mut scratch.powers)?;
+    let greatest = kernels.greatest(row.logits);
+    let normalizer = log_normalizer(kernels, row.logits, greatest)?;
     let mut scores = std::mem::take(&mut scratch.scores);
     let chosen = if row.is_plain() && row.params.temperature == 0.0 {
-        most_likely(kernels, row.logits)
+        most_likely(kernels, row.logits, greatest)
     } else {
         row.adjust(0.0, &mut scores);
         match row.params.temperature {
-            0.0 => most_likely(kernels, &scores),
+            0.0 => most_likely(kernels, &scores, kernels.greatest(&scores)),
             _ => draw(kernels, &scores, row, scratch),
         }
     };
@@ -86,7 +84,7 @@ pub fn continuations(
     count: usize,
     scratch: &mut Scratch,
 ) -> Result<Vec<(f64, Choice)>, String> {
-    let normalizer = log_normalizer(kernels, row.logits, &mut scratch.powers)?;
+    let normalizer = log_normalizer(kernels, row.logits, kernels.greatest(row.logits))?;
     let mut scores = std::mem::take(&mut scratch.scores);
     row.adjust(normalizer as f32, &mut scores);
     largest(kernels, &scores, count, scratch);
@@ -139,18 +137,11 @@ impl Row<'_> {
 }
 
 /// The logarithm of the sum of the logits' exponentials, in float64.
-fn log_normalizer(kernels: &Kernels, logits: &[f32], powers: &mut Vec<f32>) -> Result<f64, String> {
-    let greatest = kernels.greatest(logits);
-    // Every number is looked at: a NaN is no greatest.
-    let has_nan = logits.chunks(PANEL).any(|panel| panel.iter().fold(false, |found, logit| found | logit.is_nan()));
-    if has_nan || !greatest.is_finite() {
+fn log_normalizer(kernels: &Kernels, logits: &[f32], greatest: f32) -> Result<f64, String> {
+    let sum: f64 = logits.chunks(SEGMENT).map(|segment| f64::from(kernels.power_sum(segment, greatest))).sum();
+    // A NaN is no greatest, but the sum's undoing.
+    if sum.is_nan() || !greatest.is_finite() {
         return Err("the model's logits are not numbers".to_owned());
-    }
-    let mut sum = 0.0;
-    for segment in logits.chunks(SEGMENT) {
-        powers.clear();
-        powers.extend(segment.iter().map(|logit| above(logit - greatest, LEAST_EXPONENT)));
-        sum += f64::from(kernels.exponentials(powers, 1.0));
     }
     Ok(f64::from(greatest) + sum.ln())
 }
@@ -161,8 +152,7 @@ fn above(number: f32, least: f32) -> f32 {
 }
 
 /// The token with the greatest score, of equals the lowest id; `None` where all are ruled out.
-fn most_likely(kernels: &Kernels, scores: &[f32]) -> Option<u32> {
-    let greatest = kernels.greatest(scores);
+fn most_likely(kernels: &Kernels, scores: &[f32], greatest: f32) -> Option<u32> {
     if greatest == f32::NEG_INFINITY {
         return None;
     }

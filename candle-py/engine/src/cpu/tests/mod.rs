@@ -7,6 +7,7 @@ mod elementwise;
 mod linear;
 mod norm;
 mod paged;
+mod reduce;
 mod tiles;
 
 use super::{Isa, Kernels, Storage};
