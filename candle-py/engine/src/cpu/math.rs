@@ -165,7 +165,7 @@ impl Function for Sigmoid {
     #[inline(always)]
     fn of<S: Simd>(self, s: S, x: S::V) -> S::V {
         let one = s.splat(1.0);
-        s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
+        s.reciprocal(s.add(one, exp(s, s.sub(s.splat(0.0), x))))
     }
 }
 

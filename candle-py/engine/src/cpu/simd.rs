@@ -84,6 +84,11 @@ pub(super) trait Simd: Copy {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `1 / a` to a unit in the last place, for `a` from 1 to `2^127.5`.
+    #[inline(always)]
+    fn reciprocal(self, a: Self::V) -> Self::V {
+        self.div(self.splat(1.0), a)
+    }
     /// `a * b + c`, rounded once where the hardware does.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The lesser; `b` when either is NaN.

@@ -149,6 +149,15 @@ impl Simd for Avx512 {
         // SAFETY: as above the impl.
         unsafe { _mm512_div_ps(a, b) }
     }
+    /// An estimate of 14 bits and one step of Newton's: a division of 16 lanes takes as long as eight other operations.
+    #[inline(always)]
+    fn reciprocal(self, a: __m512) -> __m512 {
+        // SAFETY: as above the impl.
+        unsafe {
+            let estimate = _mm512_rcp14_ps(a);
+            _mm512_fmadd_ps(estimate, _mm512_fnmadd_ps(a, estimate, _mm512_set1_ps(1.0)), estimate)
+        }
+    }
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: as above the impl.
