@@ -99,7 +99,7 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     on_gpus = weight_bytes_on_gpus(_dtype(spec), spec.model.device)
     split = plan_split(Dimensions.of_shapes(found), _load(spec, found, device), ranks, on_gpus)
     try:
-        least = split.rank_weight_bytes if device == "cpu" else 0
+        least = split.rank_bytes if device == "cpu" else 0
         replicas = describe_replicas(spec, place_here(spec, device, least))
     except InfrastructureError as error:
         replicas = f"of {counted(ranks, 'rank')} on one node each"

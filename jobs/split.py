@@ -245,11 +245,11 @@ def check_ranks(spec: JobSpec) -> None:
 
 
 def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig) -> int:
-    """Memory of a node that each rank takes: its weights at least; 0 for whole models, and on GPUs."""
+    """Memory of a node that each rank takes at least; 0 for whole models, and on GPUs."""
     ranks = spec.model.tensor_parallel
     if ranks == 1 or config.model.device != "cpu":
         return 0
-    return Dimensions.of_model(path, info).weight_bytes(ranks, Load.of_job(config).held)
+    return _needed(Dimensions.of_model(path, info), Load.of_job(config), ranks)
 
 
 def place_here(spec: JobSpec, device: DeviceKind, rank_bytes: int) -> Placement | None:

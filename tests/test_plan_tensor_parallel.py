@@ -17,9 +17,10 @@ from jobs import run_job
 from jobs.errors import exit_code_of
 from jobs.paper import PaperPreview, preview_on_paper
 from jobs.placement import place_replicas
+from jobs.prepare import prepare_job
 from jobs.preview import preview_job
 from jobs.spec import load_spec
-from jobs.split import Dimensions, Load, plan_split
+from jobs.split import Dimensions, Load, plan_split, rank_bytes
 from jobs.weight_bytes import weight_bytes
 from sharding.errors import CandelabraError, InfrastructureError, InputError
 from sharding.tensor_shapes import decoder_shapes
@@ -110,6 +111,21 @@ def test_gpus_are_counted_where_the_job_may_run_on_one_and_the_cache_in_its_form
     done = files.run("plan", config, "--set", f"model.source={folder}", *words)
     assert f"bytes per token on each rank, in {cache_dtype}" in " ".join(done.stdout.split())
     assert ("24 GB" in done.stdout) == on_gpus
+
+
+def test_a_rank_takes_of_a_nodes_memory_what_the_plan_says_that_it_needs(files: JobFiles, folder: Path) -> None:
+    cpus = ("model.device=cpu", "model.dtype=int8", "workers.cpus=1")
+    found = plan(folder, 2, *cpus)
+    told = f"{-(-found.split.rank_bytes // 2**20):,} MiB of memory"
+    assert any(told in text for text in (found.replicas, *found.hazards))
+    source = write_split_model(files)
+    write_prompts(files, 20)
+    changes = {"backend": "ray", "task": GENERATE, "model__source": source, "model__tensor_parallel": 2}
+    job = files.spec(**changes, ray__address="127.0.0.1:1")
+    prepared, seen = prepare_job(job), preview_job(job)
+    assert seen.split is not None
+    reserved = rank_bytes(job, prepared.model.path, prepared.info, prepared.worker_config)
+    assert reserved == seen.split.rank_bytes > seen.split.rank_weight_bytes
 
 
 def test_a_plan_without_weights_is_readable_and_plain_data(files: JobFiles, folder: Path) -> None:
