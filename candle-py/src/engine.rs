@@ -15,7 +15,7 @@ use crate::arrays::Array;
 use crate::communicator;
 use crate::error::{detached, to_python};
 use crate::generator::Generator;
-use crate::inputs::{natural, numbers, optional_numbers};
+use crate::inputs::{Given, natural, numbers, optional_numbers};
 
 /// How long an interrupt may wait for a thread that follows another rank.
 const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ impl Engine {
         model_dir: PathBuf,
         device: &str,
         dtype: &str,
-        threads: Option<i64>,
+        threads: Option<Given<i64>>,
         cpu: Option<&str>,
         communicator: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -82,7 +82,8 @@ impl Engine {
 
     /// One embedding per row, (rows, width).
     #[pyo3(
-        signature = (ids, offsets, *, pooling="auto", normalize=None, dimensions=None, type_ids=None, skip_tokens=0),
+        signature = (ids, offsets, *, pooling="auto", normalize=None, dimensions=None, type_ids=None,
+            skip_tokens=Given::Held(0)),
         text_signature = "($self, ids, offsets, *, pooling='auto', normalize='auto', dimensions=None, type_ids=None, \
                           skip_tokens=0)"
     )]
@@ -94,9 +95,9 @@ impl Engine {
         offsets: &Bound<'_, PyAny>,
         pooling: &str,
         normalize: Option<Bound<'_, PyAny>>,
-        dimensions: Option<i64>,
+        dimensions: Option<Given<i64>>,
         type_ids: Option<&Bound<'_, PyAny>>,
-        skip_tokens: i64,
+        skip_tokens: Given<i64>,
     ) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, type_ids)?;
         let options = EmbedOptions {
@@ -134,15 +135,19 @@ impl Engine {
     }
 
     /// Generates tokens for many requests at a time.
-    #[pyo3(signature = (*, max_rows=64, cache_bytes=None, step_tokens=512, longest_tokens=0, beams=1))]
+    #[pyo3(
+        signature = (*, max_rows=Given::Held(64), cache_bytes=None, step_tokens=Given::Held(512),
+            longest_tokens=Given::Held(0), beams=Given::Held(1)),
+        text_signature = "($self, *, max_rows=64, cache_bytes=None, step_tokens=512, longest_tokens=0, beams=1)"
+    )]
     fn generator(
         &self,
         py: Python<'_>,
-        max_rows: i64,
-        cache_bytes: Option<i64>,
-        step_tokens: i64,
-        longest_tokens: i64,
-        beams: i64,
+        max_rows: Given<i64>,
+        cache_bytes: Option<Given<i64>>,
+        step_tokens: Given<i64>,
+        longest_tokens: Given<i64>,
+        beams: Given<i64>,
     ) -> PyResult<Generator> {
         Generator::new(py, &self.engine, max_rows, cache_bytes, step_tokens, (longest_tokens, beams))
     }
@@ -199,7 +204,12 @@ pub fn inspect<'py>(py: Python<'py>, model_dir: PathBuf, pooling: &str) -> PyRes
 /// The part of every tensor that a rank loads: None, or the axis, the places on it, and in how many equal blocks of it
 /// these are meant; a whole tensor has no axis.
 #[pyfunction]
-pub fn inspect_rank<'py>(py: Python<'py>, model_dir: PathBuf, rank: i64, world: i64) -> PyResult<Bound<'py, PyDict>> {
+pub fn inspect_rank<'py>(
+    py: Python<'py>,
+    model_dir: PathBuf,
+    rank: Given<i64>,
+    world: Given<i64>,
+) -> PyResult<Bound<'py, PyDict>> {
     let (rank, world) = (natural(py, "rank", rank)?, natural(py, "world", world)?);
     let slices = detached(py, || candle_engine::inspect_rank(&model_dir, rank, world))?;
     let found = PyDict::new(py);
