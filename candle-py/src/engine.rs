@@ -16,6 +16,7 @@ use crate::communicator;
 use crate::error::{detached, to_python};
 use crate::generator::Generator;
 use crate::inputs::{Given, natural, numbers, optional_numbers};
+use crate::process::Home;
 
 /// How long an interrupt may wait for a thread that follows another rank.
 const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
@@ -24,6 +25,14 @@ const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
 #[pyclass(frozen, module = "candle_py")]
 pub struct Engine {
     engine: candle_engine::Engine,
+    home: Home,
+}
+
+impl Engine {
+    /// The engine, for what its threads have a part in.
+    fn here(&self) -> Result<&candle_engine::Engine, Error> {
+        self.home.check().map(|()| &self.engine)
+    }
 }
 
 #[pymethods]
@@ -50,7 +59,7 @@ impl Engine {
             communicator: communicator.as_ref().map(communicator::taken).transpose()?,
         };
         let engine = detached(py, || candle_engine::Engine::load(&model_dir, &options))?;
-        Ok(Self { engine })
+        Ok(Self { home: Home::of(&engine), engine })
     }
 
     /// The model's facts and how it runs.
@@ -77,7 +86,7 @@ impl Engine {
         type_ids: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, type_ids)?;
-        Ok(detached(py, || self.engine.hidden_states(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.hidden_states(&batch.ragged()))?.into())
     }
 
     /// One embedding per row, (rows, width).
@@ -106,7 +115,7 @@ impl Engine {
             dimensions: dimensions.map(|value| natural(py, "dimensions", value)).transpose()?,
             skip_tokens: natural(py, "skip_tokens", skip_tokens)?,
         };
-        Ok(detached(py, || self.engine.embed(&batch.ragged(), &options))?.into())
+        Ok(detached(py, || self.here()?.embed(&batch.ragged(), &options))?.into())
     }
 
     /// The logits of every row, (rows, labels), before any softmax or sigmoid.
@@ -119,19 +128,19 @@ impl Engine {
         type_ids: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, type_ids)?;
-        Ok(detached(py, || self.engine.classify(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.classify(&batch.ragged()))?.into())
     }
 
     /// The logits of every token over the vocabulary, (tokens, vocab_size).
     fn logits(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, None)?;
-        Ok(detached(py, || self.engine.logits(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.logits(&batch.ragged()))?.into())
     }
 
     /// The logarithm of every token's probability after those before it, (tokens, 1).
     fn token_logprobs(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, None)?;
-        Ok(detached(py, || self.engine.token_logprobs(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.token_logprobs(&batch.ragged()))?.into())
     }
 
     /// Generates tokens for many requests at a time.
@@ -149,7 +158,8 @@ impl Engine {
         longest_tokens: Given<i64>,
         beams: Given<i64>,
     ) -> PyResult<Generator> {
-        Generator::new(py, &self.engine, max_rows, cache_bytes, step_tokens, (longest_tokens, beams))
+        let engine = self.here().map_err(|error| to_python(py, &error))?;
+        Generator::new(py, engine, max_rows, cache_bytes, step_tokens, (longest_tokens, beams))
     }
 
     /// Computes this rank's part of what the engine of rank 0 is asked for, until that is closed.
@@ -157,7 +167,7 @@ impl Engine {
         py.detach(|| {
             let (told, over) = channel();
             std::thread::scope(|scope| {
-                scope.spawn(move || told.send(catching_panics(|| self.engine.follow())));
+                scope.spawn(move || told.send(catching_panics(|| self.here()?.follow())));
                 let mut interrupt = None;
                 loop {
                     match over.recv_timeout(BETWEEN_SIGNALS) {
@@ -183,7 +193,7 @@ impl Engine {
 
     /// Ends the work of all ranks.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        detached(py, || self.engine.close())
+        detached(py, || self.here()?.close())
     }
 
     fn __repr__(&self) -> String {

@@ -12,6 +12,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{detached, to_python};
 use crate::inputs::{Given, natural, numbers};
+use crate::process::Home;
 
 /// The cache where the caller names no size.
 const CACHE_BYTES: usize = 1 << 30;
@@ -20,6 +21,7 @@ const CACHE_BYTES: usize = 1 << 30;
 #[pyclass(frozen, module = "candle_py")]
 pub struct Generator {
     state: Mutex<State>,
+    home: Home,
 }
 
 struct State {
@@ -51,11 +53,12 @@ impl Generator {
         };
         let generator = detached(py, || generate::Generator::new(engine.session()?, limits))?;
         let state = State { generator, constraints: HashMap::new(), untold: Vec::new() };
-        Ok(Self { state: Mutex::new(state) })
+        Ok(Self { state: Mutex::new(state), home: Home::of(engine) })
     }
 
     /// The state, which nobody waits for: a constraint that asked for it would wait for itself.
     fn lock(&self) -> Result<MutexGuard<'_, State>, Error> {
+        self.home.check()?;
         self.state.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => Error::input("generator is in use by another thread or by its own constraint")
                 .with_hint("call it from one thread at a time"),
