@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jobs.progress import JobProgress, ProgressListener
+from jobs.verbs import PROGRAM
 from sharding.words import counted
 
 if TYPE_CHECKING:
@@ -184,6 +185,9 @@ def render_status(status: JobStatus) -> None:
         f"{status.shards_done:,} of {counted(status.shards, 'shard')}, {counted(status.row_errors, 'bad row')}",
         markup=False,
     )
+    if status.state == "not planned":
+        told = f"  its driver ended before there were workers: `{PROGRAM} submit` starts it again"
+        console.print(told, markup=False, soft_wrap=True)
     if status.driver:
         console.print(f"  driver: {status.driver}", markup=False)
     if status.progress and status.progress.get("remaining_s") is not None:
