@@ -118,6 +118,7 @@ def _agreed_plan(output: Storage, prepared: PreparedJob) -> ShardPlan:
 
 def _begin(output: Storage, plan: ShardPlan) -> None:
     """There are workers: from now on the output holds a job that is not complete."""
+    failpoint("plan.before")
     if not output.exists(layout.PLAN):
         check_drift(write_plan(output, plan), plan)
     failpoint("plan.after")

@@ -25,7 +25,7 @@ from jobs.prepare_input import (
 )
 from jobs.spec import JobSpec
 from jobs.split import Dimensions, Load, SplitPlan, check_ranks, describe_replicas, place_here, plan_split
-from jobs.weight_bytes import stored_bytes, weight_bytes
+from jobs.weight_bytes import stored_bytes, weight_bytes, weight_bytes_on_gpus
 from sharding.errors import InfrastructureError, NotFoundError
 from sharding.plan import plan_shards
 from sharding.plan_file import check_empty, read_plan
@@ -72,7 +72,7 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
         InputError: Input, columns and output do not fit together, as for any plan.
         InputError: The model cannot be split over so many ranks; the hint names the numbers that work.
         ModelError: Config and index contradict each other.
-        InfrastructureError: No device holds a rank.
+        InfrastructureError: The job may run on GPUs, and none holds a rank.
     """
     folder = Path(spec.model.source).expanduser()
     index = read_object(folder / WEIGHTS_INDEX)
@@ -96,9 +96,10 @@ def preview_on_paper(spec: JobSpec) -> PaperPreview | None:
     columns = _look_at_input(spec, ahead, found.hidden_size, hazards) if ahead is not None else ()
     files, cut = ahead.listing.files if ahead is not None else (), spec.sharding
     device: DeviceKind = "cuda" if spec.model.device == "cuda" else "cpu"
-    split = plan_split(Dimensions.of_shapes(found), _load(spec, found, device), ranks)
+    on_gpus = weight_bytes_on_gpus(_dtype(spec), spec.model.device)
+    split = plan_split(Dimensions.of_shapes(found), _load(spec, found, device), ranks, on_gpus)
     try:
-        least = split.rank_weight_bytes if device == "cpu" else 0
+        least = split.rank_bytes if device == "cpu" else 0
         replicas = describe_replicas(spec, place_here(spec, device, least))
     except InfrastructureError as error:
         replicas = f"of {counted(ranks, 'rank')} on one node each"

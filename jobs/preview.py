@@ -19,6 +19,7 @@ from jobs.prepare import PreparedJob, prepare_job
 from jobs.sample import RowSample, check_sample, sample_rows
 from jobs.spec import JobSpec
 from jobs.split import Dimensions, Load, SplitPlan, describe_replicas, place_here, plan_split, rank_bytes
+from jobs.weight_bytes import weight_bytes_on_gpus
 from sharding.errors import RecordRow
 from sharding.plan_file import check_empty
 from workers.batch import batch_tokens, row_lengths
@@ -92,7 +93,8 @@ def preview_job(spec: JobSpec) -> JobPreview:
     if ranks > 1:
         least = rank_bytes(spec, prepared.model.path, info, config)
         replicas = describe_replicas(spec, place_here(spec, config.model.device, least))
-        split = plan_split(Dimensions.of_model(prepared.model.path, info), Load.of_job(config), ranks)
+        on_gpus = weight_bytes_on_gpus(config.model.dtype, spec.model.device)
+        split = plan_split(Dimensions.of_model(prepared.model.path, info), Load.of_job(config), ranks, on_gpus)
     sample = sample_rows(prepared)
     if prepared.on_disk is None:
         check_sample(prepared, sample)

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jobs.progress import JobProgress, ProgressListener
+from jobs.verbs import PROGRAM
 from sharding.words import counted
 
 if TYPE_CHECKING:
@@ -157,11 +158,15 @@ def _add_input(table: Table, preview: JobPreview | PaperPreview) -> None:
 def _add_split(table: Table, split: SplitPlan) -> None:
     _add_row(table, "weights", f"{split.rank_weight_bytes:,} bytes per rank, of {split.weight_bytes:,} bytes in all")
     if split.cache_token_bytes:
-        _add_row(table, "cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in float32")
+        _add_row(table, "cache", f"{split.cache_token_bytes:,} bytes per token on each rank, in {split.cache_dtype}")
     what = "weights, work, and the longest row's cache" if split.cache_token_bytes else "weights and work"
     _add_row(table, "rank", f"{split.rank_bytes:,} bytes at least: {what}")
     for gigabytes, tokens in split.cache_tokens.items():
-        fits = f"{counted(tokens or 0, 'token')} of cache beside the weights" if split.cache_token_bytes else "fits"
+        fits = (
+            f"{counted(tokens or 0, 'token')} of float32 cache beside the weights"
+            if split.cache_token_bytes
+            else "fits"
+        )
         room = "does not fit" if tokens is None else fits
         _add_row(table, f"{gigabytes} GB", room)
     if split.all_reduces:
@@ -180,6 +185,9 @@ def render_status(status: JobStatus) -> None:
         f"{status.shards_done:,} of {counted(status.shards, 'shard')}, {counted(status.row_errors, 'bad row')}",
         markup=False,
     )
+    if status.state == "not planned":
+        told = f"  its driver ended before there were workers: `{PROGRAM} submit` starts it again"
+        console.print(told, markup=False, soft_wrap=True)
     if status.driver:
         console.print(f"  driver: {status.driver}", markup=False)
     if status.progress and status.progress.get("remaining_s") is not None:

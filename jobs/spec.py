@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from jobs.errors import SpecError
-from jobs.spec_task import AutoCount, Section, TaskSpec, as_tuple
+from jobs.spec_task import MOST, AutoCount, Count, CountFromZero, Section, TaskSpec, as_tuple
 from jobs.spec_yaml import Loc, apply_overrides, locate, nearest_key, parse_yaml
 from sharding.errors import NotFoundError
 
@@ -31,7 +31,7 @@ def _as_bytes(value: object) -> object:
 
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
-Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1, le=1 << 60)]
+Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1, le=MOST)]
 Paths = Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(min_length=1)]
 
 
@@ -49,7 +49,7 @@ class ModelSpec(Section):
         "embeddings, is faster with VNNI, and keeps 0.999.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where build and machine have one.")
-    tensor_parallel: Annotated[int, Field(ge=1)] = Field(
+    tensor_parallel: Count = Field(
         1, description="Ranks that share one model, each a process with its own CPUs or GPU, all on one node."
     )
 
@@ -83,7 +83,7 @@ class OutputSpec(Section):
 class ShardingSpec(Section):
     """How the rows are cut. Larger shards: fewer files and less overhead; smaller: less lost with a worker."""
 
-    target_rows: Annotated[int, Field(ge=1)] = Field(20_000, description="Most rows of a shard.")
+    target_rows: Count = Field(20_000, description="Most rows of a shard.")
     target_bytes: Bytes = Field(128 << 20, description="Most bytes of a shard, as stored in the source: `128MiB`.")
 
 
@@ -92,11 +92,11 @@ class WorkersSpec(Section):
 
     replicas: AutoCount = Field("auto", description="Copies of the model; auto: as many as the cluster has room for.")
     cpus: AutoCount = Field("auto", description="CPUs of each rank of a replica; auto: up to 8. Also its threads.")
-    gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="GPUs of each rank of a replica.")
+    gpus: CountFromZero | Literal["auto"] = Field("auto", description="GPUs of each rank of a replica.")
     rank_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
         60.0, description="model.tensor_parallel: a rank that is silent for so long is lost, and its replica with it."
     )
-    max_attempts: Annotated[int, Field(ge=1)] = Field(3, description="Tries of a shard before it counts as failed.")
+    max_attempts: Count = Field(3, description="Tries of a shard before it counts as failed.")
 
 
 class BatchSpec(Section):

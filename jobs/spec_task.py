@@ -21,7 +21,11 @@ def _as_auto(value: object) -> object:
     return "auto" if value is None else value
 
 
-AutoCount = Annotated[int, Field(ge=1)] | Literal["auto"]
+MOST = 1 << 60
+"""The greatest number of anything, so that sums of them fit in 64 bits."""
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountFromZero = Annotated[int, Field(ge=0, le=MOST)]
+AutoCount = Count | Literal["auto"]
 Auto = Literal["auto"]
 _NullIsAuto = BeforeValidator(_as_auto)
 _PROMPTED = ("generate", "score")
@@ -56,13 +60,13 @@ class GenerationSpec(Section):
     max_new_tokens: Annotated[AutoCount, _NullIsAuto] = Field(
         "auto", description="Most new tokens of a completion; auto: what the model's file says, else 256."
     )
-    min_new_tokens: Annotated[Annotated[int, Field(ge=0)] | Auto, _NullIsAuto] = Field(
+    min_new_tokens: Annotated[CountFromZero | Auto, _NullIsAuto] = Field(
         "auto", description="No end token before so many new tokens. Stop strings end a text all the same."
     )
     temperature: Annotated[Annotated[float, Field(ge=0, le=1e6)] | Auto, _NullIsAuto] = Field(
         "auto", description="0: greedy, the likeliest token each time. Higher: more variety, more nonsense."
     )
-    top_k: Annotated[Annotated[int, Field(ge=0)] | Auto, _NullIsAuto] = Field(
+    top_k: Annotated[CountFromZero | Auto, _NullIsAuto] = Field(
         "auto", description="Sample among this many likeliest tokens; 0: all."
     )
     top_p: Annotated[Annotated[float, Field(ge=1e-6, le=1)] | Auto, _NullIsAuto] = Field(
@@ -89,7 +93,7 @@ class GenerationSpec(Section):
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple)] = Field(
         (), description="Strings that end a text, wherever tokens are cut; the text ends before them."
     )
-    stop_tokens: tuple[Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)], ...] = Field(
+    stop_tokens: tuple[Annotated[str, Field(min_length=1)] | CountFromZero, ...] = Field(
         (),
         description="Further tokens that end a text, as id or as the vocabulary writes them (`<|im_end|>`); any other "
         "text goes into `stop`.",
@@ -161,7 +165,7 @@ class TaskSpec(Section):
         "joined by +. A mode the model was not trained with gives worse vectors.",
     )
     normalize: bool | Literal["auto"] = Field("auto", description="L2-normalise; auto: what the model's files say.")
-    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+    dimensions: Count | None = Field(
         None,
         description="Cut vectors to this many values before normalising: smaller files, and worse vectors unless "
         "the model was trained for it (Matryoshka).",

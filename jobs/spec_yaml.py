@@ -21,7 +21,7 @@ _MAX_BYTES = 256 << 10
 _MOST_BRACKETS = 1000
 _NULL = re.compile(r"~|null|Null|NULL|")
 _TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
-_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")  # Python reads 4300 digits
 _NUMBER = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]{1,4})?|[0-9]+[eE][-+]?[0-9]{1,4})")
 Loc = tuple[str | int, ...]
 

@@ -1,12 +1,13 @@
 """What a model's split over ranks costs, for `plan`: memory of a rank, room for its cache, bytes between ranks.
 
-Arithmetic over sizes; loads and starts nothing. Estimates are of the engine as it is: keys, values and sums in float32.
+Arithmetic over sizes; loads and starts nothing. Estimates are of the engine as it is: sums in float32, keys and values
+as `jobs.weight_bytes` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from pathlib import Path
 
@@ -98,9 +99,9 @@ class Dimensions:
             for rank in range(ranks)
         )
 
-    def cache_token_bytes(self, ranks: int) -> int:
+    def cache_token_bytes(self, ranks: int, held: WeightBytes) -> int:
         """Keys and values of one token on each rank."""
-        return 2 * self.layers * ceil(self.kv_heads / ranks) * self.head_dim * _FLOAT_BYTES
+        return 2 * self.layers * ceil(self.kv_heads / ranks) * self.head_dim * held.cache_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +148,20 @@ class SplitPlan:
     Attributes:
         rank_weight_bytes: Weights of the rank that has most.
         cache_token_bytes: Keys and values of one token on each rank.
+        cache_dtype: Their format.
         rank_bytes: Weights, work and the smallest cache that the job can do with, on each rank.
-        cache_tokens: Size of a device in GB -> tokens of cache that fit beside the rest; None: the job does not fit.
+        cache_tokens: Size of a GPU in GB -> tokens of float32 cache that fit beside the rest; None: no room.
+            Empty for a job that never runs on one.
         all_reduces: Sums over the ranks for each step, which gives every running text one token.
         all_reduce_bytes: Bytes of one of them for each token of the step.
-        one_device_gb: The smallest of these devices that holds the whole model; None: none does.
+        one_device_gb: The smallest of these GPUs that holds the whole model; None: none does.
     """
 
     ranks: int
     weight_bytes: int
     rank_weight_bytes: int
     cache_token_bytes: int
+    cache_dtype: str
     rank_bytes: int
     cache_tokens: dict[str, int | None]
     all_reduces: int
@@ -165,31 +169,45 @@ class SplitPlan:
     one_device_gb: int | None
 
 
-def plan_split(model: Dimensions, load: Load, ranks: int) -> SplitPlan:
+def plan_split(model: Dimensions, load: Load, ranks: int, on_gpus: WeightBytes | None) -> SplitPlan:
     """What a replica of so many ranks needs; `sharding.tensor.check_world` has passed.
 
+    Args:
+        model: Its sizes.
+        load: What the job keeps where it runs.
+        ranks: Of one replica.
+        on_gpus: How GPUs would hold the weights; None for a job that never runs on one.
+
     Raises:
-        InfrastructureError: No device of `DEVICES_GB` holds a rank; the hint names numbers of ranks that fit one.
+        InfrastructureError: No GPU of `DEVICES_GB` holds a rank; the hint names numbers of ranks that fit one.
     """
-    tokens = {gb: _cache_tokens(model, load, ranks, gb) for gb in DEVICES_GB}
-    if all(count is None for count in tokens.values()):
+
+    def tokens(world: int) -> dict[int, int | None]:
+        return {gb: _cache_tokens(model, gpu, world, gb) for gb in sizes}
+
+    sizes = () if on_gpus is None else DEVICES_GB
+    gpu = load if on_gpus is None else replace(load, held=on_gpus)
+    found = tokens(ranks)
+    if found and all(count is None for count in found.values()):
         worlds = () if model.decoder is None else model.decoder[0].fitting_worlds()
-        fitting = [str(one) for one in worlds if _cache_tokens(model, load, one, DEVICES_GB[-1]) is not None]
+        fitting = [str(one) for one in worlds if tokens(one)[DEVICES_GB[-1]] is not None]
         raise InfrastructureError(
-            f"a rank needs {_needed(model, load, ranks) / _GB:.1f} GB and a tenth to spare, more than the largest "
+            f"a rank needs {_needed(model, gpu, ranks) / _GB:.1f} GB and a tenth to spare, more than the largest "
             f"device counted on has: `{DEVICES_GB[-1]} GB`",
-            hint=f"model.tensor_parallel that fits: {', '.join(fitting) or 'none'}; or a smaller cache or dtype",
+            hint=f"model.tensor_parallel that fits: {', '.join(fitting) or 'none'}; or a smaller cache or dtype; or "
+            "model.device: cpu, of which no size is counted on",
         )
     return SplitPlan(
         ranks=ranks,
         weight_bytes=model.weight_bytes(1, load.held),
         rank_weight_bytes=model.weight_bytes(ranks, load.held),
-        cache_token_bytes=model.cache_token_bytes(ranks),
+        cache_token_bytes=model.cache_token_bytes(ranks, load.held),
+        cache_dtype=load.held.cache,
         rank_bytes=_needed(model, load, ranks),
-        cache_tokens={str(gb): count for gb, count in tokens.items()},
+        cache_tokens={str(gb): count for gb, count in found.items()},
         all_reduces=1 + 2 * model.layers if ranks > 1 else 0,
         all_reduce_bytes=model.hidden_size * _FLOAT_BYTES if ranks > 1 else 0,
-        one_device_gb=next((gb for gb in DEVICES_GB if _cache_tokens(model, load, 1, gb) is not None), None),
+        one_device_gb=next((gb for gb, count in tokens(1).items() if count is not None), None),
     )
 
 
@@ -227,11 +245,11 @@ def check_ranks(spec: JobSpec) -> None:
 
 
 def rank_bytes(spec: JobSpec, path: Path, info: EngineInfo, config: WorkerConfig) -> int:
-    """Memory of a node that each rank takes: its weights at least; 0 for whole models, and on GPUs."""
+    """Memory of a node that each rank takes at least; 0 for whole models, and on GPUs."""
     ranks = spec.model.tensor_parallel
     if ranks == 1 or config.model.device != "cpu":
         return 0
-    return Dimensions.of_model(path, info).weight_bytes(ranks, Load.of_job(config).held)
+    return _needed(Dimensions.of_model(path, info), Load.of_job(config), ranks)
 
 
 def place_here(spec: JobSpec, device: DeviceKind, rank_bytes: int) -> Placement | None:
@@ -264,7 +282,7 @@ def describe_replicas(spec: JobSpec, placement: Placement | None) -> str:
 
 
 def _needed(model: Dimensions, load: Load, ranks: int) -> int:
-    cache = max(load.cache_bytes, load.row_tokens * model.cache_token_bytes(ranks))
+    cache = max(load.cache_bytes, load.row_tokens * model.cache_token_bytes(ranks, load.held))
     return _beside_cache(model, load, ranks) + cache
 
 
@@ -277,5 +295,5 @@ def _cache_tokens(model: Dimensions, load: Load, ranks: int, gb: int) -> int | N
     usable = int(gb * _GB * _USABLE)
     if usable < _needed(model, load, ranks):
         return None
-    token_bytes = model.cache_token_bytes(ranks)
+    token_bytes = model.cache_token_bytes(ranks, load.held)
     return (usable - _beside_cache(model, load, ranks)) // token_bytes if token_bytes else 0

@@ -26,8 +26,9 @@ class JobStatus:
     """A job as its files tell it.
 
     Attributes:
-        state: `complete`, `running`, `failed`, `interrupted` (nobody works on it and it is not complete) or `damaged`
-            (complete once, but a part is gone or has another size, or a stranger lies among the parts).
+        state: `complete`, `running`, `failed`, `interrupted` (nobody works on it and it is not complete), `damaged`
+            (complete once, but a part is gone or has another size, or a stranger lies among the parts) or `not planned`
+            (its driver went away while its workers started).
         driver: Who holds the lease, or None.
         progress: What the running driver last wrote, or None.
     """
@@ -61,10 +62,9 @@ def job_status(output: str) -> JobStatus:
     held = lease is not None and not lease.released and not is_gone(lease)
     plan = read_plan(storage)
     if plan is None:
-        progress = _progress(storage)
-        if lease is None or not held or progress is None:
+        if lease is None:
             raise _no_job(storage)
-        return _starting(storage, lease, progress)
+        return _starting(storage, lease, held=held)
     receipts = read_receipts(storage, plan_digest=plan.digest)
     failures = read_failures(storage)
     return JobStatus(
@@ -163,11 +163,13 @@ def _driver(lease: LeaseRecord) -> str:
     return f"{lease.owner} on {lease.host}, process {lease.pid}, last seen {lease.at}"
 
 
-def _starting(storage: Storage, lease: LeaseRecord, progress: dict[str, Any]) -> JobStatus:
-    """A job whose workers are not there yet: its plan is not written before."""
-    told = (progress.get(key) for key in ("shards_total", "rows_total"))
+def _starting(storage: Storage, lease: LeaseRecord, *, held: bool) -> JobStatus:
+    """A job whose workers are not there yet, or never were: its plan is not written before."""
+    progress = _progress(storage)
+    told = ((progress or {}).get(key) for key in ("shards_total", "rows_total"))
     shards, rows = (number if isinstance(number, int) else 0 for number in told)
-    return JobStatus(lease.owner, storage.uri, "running", shards, 0, 0, rows, 0, 0, _driver(lease), progress)
+    state, driver = ("running", _driver(lease)) if held else ("not planned", None)
+    return JobStatus(lease.owner, storage.uri, state, shards, 0, 0, rows, 0, 0, driver, progress if held else None)
 
 
 def _state(

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights, in memory by dtype and device, and in files: one table for all. Measures nothing.
+"""Bytes of a model's weights and of its cache, in memory by dtype and device, and in files. Measures nothing.
 
 A dtype that holds matrices in fewer bytes than the rest is one more line of it.
 """
@@ -6,7 +6,7 @@ A dtype that holds matrices in fewer bytes than the rest is one more line of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -21,21 +21,28 @@ class WeightBytes:
     Attributes:
         matrix: Of a layer's matrix.
         rest: Of an embedding, a norm or a bias.
+        cache: The format of keys and values beside these weights.
     """
 
     matrix: float
     rest: float
+    cache: Literal["float32", "float16"]
 
     def size(self, matrices: int, rest: int) -> int:
         """Bytes of so many numbers of each."""
         return ceil(matrices * self.matrix + rest * self.rest)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of a number of keys and values."""
+        return _STORED[self.cache]
 
-_FOUR, _TWO = WeightBytes(4, 4), WeightBytes(2, 2)
-_BLOCKS = WeightBytes(1 + 4 / 64, 2)
+
+_FOUR, _TWO = WeightBytes(4, 4, "float32"), WeightBytes(2, 2, "float32")
+_BLOCKS = WeightBytes(1 + 4 / 64, 2, "float16")
 """A byte a number and a float32 scale for 64 of a row; the last block of a row counts as far as it is filled."""
 _HELD: dict[DeviceKind, dict[str, WeightBytes]] = {
-    "cpu": {"float32": _FOUR, "bfloat16": _TWO, "int8": _BLOCKS},
+    "cpu": {"float32": _FOUR, "bfloat16": replace(_TWO, cache="float16"), "int8": _BLOCKS},
     "cuda": {"float32": _FOUR, "bfloat16": _TWO, "float16": _TWO},
 }
 _STORED = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -45,7 +52,7 @@ _NOT_ASKED_FOR = "float16"
 
 
 def weight_bytes(dtype: str, device: DeviceKind) -> WeightBytes:
-    """How a device holds weights.
+    """How a device holds weights, and keys and values beside them.
 
     Raises:
         InputError: Not in this dtype.
@@ -57,6 +64,11 @@ def weight_bytes(dtype: str, device: DeviceKind) -> WeightBytes:
         hint = f"model.dtype can be {', '.join(choices)}; or set {' or '.join(others)}" if others else None
         raise InputError(f"{device} does not hold weights in this dtype: `{dtype}`", hint=hint)
     return held[dtype]
+
+
+def weight_bytes_on_gpus(dtype: str, device: Literal["auto"] | DeviceKind) -> WeightBytes | None:
+    """How a GPU would hold them; None for a job that never runs on one, by its dtype or its device."""
+    return _HELD["cuda"].get(dtype) if device != "cpu" else None
 
 
 def check_dtype(dtype: str, device: Literal["auto"] | DeviceKind) -> None:

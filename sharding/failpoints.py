@@ -21,6 +21,7 @@ from dataclasses import dataclass
 SWITCH = "CANDELABRA_FAILPOINTS"
 NAMES = frozenset(
     {
+        "plan.before",
         "plan.after",
         "read",
         "compute",

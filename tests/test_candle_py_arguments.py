@@ -166,6 +166,44 @@ def test_options_of_load_that_cannot_be_met_are_refused(
     assert caught.value.hint or "threads" in message
 
 
+@pytest.mark.parametrize("value", [2**63, 2**64, 10**400, -(2**63) - 1])
+def test_numbers_beyond_64_bits_are_refused_by_their_name(engine: candle_py.Engine, value: int) -> None:
+    decoder = candle_py.Engine.load(GOLDEN / "qwen2")
+    generator = decoder.generator()
+    new: dict[str, Any] = {"max_new_tokens": 1}
+    request = ("max_new_tokens", "top_k", "beams", "min_new_tokens")
+    calls: dict[str, Any] = {
+        "threads": lambda: candle_py.Engine.load(GOLDEN / "bert", threads=value),
+        "dimensions": lambda: engine.embed(IDS, OFFSETS, pooling="mean", dimensions=value),
+        "skip_tokens": lambda: engine.embed(IDS, OFFSETS, pooling="mean", skip_tokens=value),
+        "rank": lambda: candle_py.inspect_rank(GOLDEN / "qwen2", value, 2),
+        "world": lambda: candle_py.TcpCommunicator(0, value, [], "secret", 1.0),
+        "device": lambda: candle_py.NcclCommunicator(candle_py.TcpCommunicator(0, 1, [], "s", 1.0), device=value),
+    }
+    for name in ("max_rows", "cache_bytes", "step_tokens", "longest_tokens", "beams"):
+        calls[f"{name} of a generator"] = lambda name=name: decoder.generator(**{name: value})
+    for name in request:
+        calls[f"{name} of a request"] = lambda name=name: generator.add(0, IDS, **(new | {name: value}))
+    for name, call in calls.items():
+        with pytest.raises(candle_py.InputError) as caught:
+            call()
+        assert str(caught.value).startswith(f"{name.split()[0]} does not fit in 64 bits: `{str(value)[:60]}"), name
+        assert len(str(caught.value)) < 120
+    with pytest.raises(candle_py.InputError, match=f"stop id is outside the vocabulary: `{str(value)[:60]}"):
+        generator.add(0, IDS, max_new_tokens=1, stop_ids=[value])
+    assert generator.pending == 0
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty", "length_penalty"])
+def test_whole_numbers_that_no_float_holds_are_refused_by_their_name(name: str) -> None:
+    generator = candle_py.Engine.load(GOLDEN / "qwen2").generator()
+    options: dict[str, Any] = {name: 10**400}
+    with pytest.raises(candle_py.InputError, match=f"{name} does not fit in 64 bits: `1000"):
+        generator.add(0, IDS, max_new_tokens=1, **options)
+    with pytest.raises(TypeError, match=name):
+        generator.add(0, IDS, max_new_tokens=1, **{name: "much"})
+
+
 def test_a_model_without_a_head_does_not_classify(engine: candle_py.Engine) -> None:
     with pytest.raises(candle_py.InputError, match="model has no classification head: `BertModel`"):
         engine.classify(IDS, OFFSETS)

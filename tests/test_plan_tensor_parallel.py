@@ -17,9 +17,10 @@ from jobs import run_job
 from jobs.errors import exit_code_of
 from jobs.paper import PaperPreview, preview_on_paper
 from jobs.placement import place_replicas
+from jobs.prepare import prepare_job
 from jobs.preview import preview_job
 from jobs.spec import load_spec
-from jobs.split import Dimensions, Load, plan_split
+from jobs.split import Dimensions, Load, plan_split, rank_bytes
 from jobs.weight_bytes import weight_bytes
 from sharding.errors import CandelabraError, InfrastructureError, InputError
 from sharding.tensor_shapes import decoder_shapes
@@ -86,6 +87,47 @@ def test_a_7b_model_is_planned_from_config_and_index_alone(folder: Path, ranks: 
     assert any("end with exit 5" in hazard and f"{ranks} ranks" in hazard for hazard in found.hazards)
 
 
+@pytest.mark.parametrize(
+    ("settings", "cache_dtype", "on_gpus"),
+    [
+        (["model.dtype=bfloat16", "model.device=cuda"], "float32", True),
+        (["model.dtype=bfloat16", "model.device=auto"], "float16", True),
+        (["model.dtype=bfloat16", "model.device=cpu"], "float16", False),
+        (["model.dtype=float32", "model.device=cpu"], "float32", False),
+        (["model.dtype=int8", "model.device=auto"], "float16", False),
+        (["model.dtype=int8", "model.device=cpu"], "float16", False),
+    ],
+)
+def test_gpus_are_counted_where_the_job_may_run_on_one_and_the_cache_in_its_format(
+    files: JobFiles, folder: Path, settings: list[str], cache_dtype: str, on_gpus: bool
+) -> None:
+    split, numbers = plan(folder, 2, *settings).split, 2 * 28 * 2 * 128
+    assert (split.cache_dtype, split.cache_token_bytes) == (cache_dtype, numbers * int(cache_dtype[-2:]) // 8)
+    assert bool(split.cache_tokens) == on_gpus == (split.one_device_gb is not None)
+    if settings[0] == "model.dtype=bfloat16" and on_gpus:
+        assert split.cache_tokens == plan(folder, 2).split.cache_tokens, "a GPU's cache is float32"
+    words = [word for setting in settings for word in ("--set", setting)]
+    config = str(ROOT / "configs/generate-qwen2.5-7b-tp2.yaml")
+    done = files.run("plan", config, "--set", f"model.source={folder}", *words)
+    assert f"bytes per token on each rank, in {cache_dtype}" in " ".join(done.stdout.split())
+    assert ("24 GB" in done.stdout) == on_gpus
+
+
+def test_a_rank_takes_of_a_nodes_memory_what_the_plan_says_that_it_needs(files: JobFiles, folder: Path) -> None:
+    cpus = ("model.device=cpu", "model.dtype=int8", "workers.cpus=1")
+    found = plan(folder, 2, *cpus)
+    told = f"{-(-found.split.rank_bytes // 2**20):,} MiB of memory"
+    assert any(told in text for text in (found.replicas, *found.hazards))
+    source = write_split_model(files)
+    write_prompts(files, 20)
+    changes = {"backend": "ray", "task": GENERATE, "model__source": source, "model__tensor_parallel": 2}
+    job = files.spec(**changes, ray__address="127.0.0.1:1")
+    prepared, seen = prepare_job(job), preview_job(job)
+    assert seen.split is not None
+    reserved = rank_bytes(job, prepared.model.path, prepared.info, prepared.worker_config)
+    assert reserved == seen.split.rank_bytes > seen.split.rank_weight_bytes
+
+
 def test_a_plan_without_weights_is_readable_and_plain_data(files: JobFiles, folder: Path) -> None:
     words = ("plan", str(ROOT / "configs/generate-qwen2.5-7b-tp2.yaml"), "--set", f"model.source={folder}")
     docs = pa.table({name: [f"the {name} of {row}" for row in range(100)] for name in ("module", "name", "doc")})
@@ -150,12 +192,15 @@ def test_an_index_of_another_model_is_refused_with_what_differs(folder: Path) ->
 
 def test_a_model_too_large_for_one_device_names_the_ranks_that_hold_it() -> None:
     large = decoder_shapes(QWEN_7B | {"num_hidden_layers": 400})
-    load = Load(held=weight_bytes("bfloat16", "cuda"), step_tokens=512, rows=64, row_tokens=4160, cache_bytes=0)
+    held = weight_bytes("bfloat16", "cuda")
+    load = Load(held=held, step_tokens=512, rows=64, row_tokens=4160, cache_bytes=0)
     with pytest.raises(InfrastructureError, match=r"a rank needs 19\d\.\d GB .* has: `141 GB`") as caught:
-        plan_split(Dimensions.of_shapes(large), load, 1)
+        plan_split(Dimensions.of_shapes(large), load, 1, held)
     assert caught.value.hint is not None
     assert "that fits: 2, 4;" in caught.value.hint
-    assert plan_split(Dimensions.of_shapes(large), load, 2).one_device_gb is None
+    assert "model.device: cpu" in caught.value.hint
+    assert plan_split(Dimensions.of_shapes(large), load, 2, held).one_device_gb is None
+    assert plan_split(Dimensions.of_shapes(large), load, 1, None).rank_bytes > 190e9, "a CPU's memory has any size"
 
 
 def test_a_whole_model_is_planned_with_its_ranks(files: JobFiles) -> None:

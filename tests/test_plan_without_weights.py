@@ -260,6 +260,14 @@ def test_bytes_in_int8_are_those_that_the_engine_tells(name: str) -> None:
         assert model.weight_bytes(1, held) == pytest.approx(told, rel=0.01)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_bytes_of_cache_are_those_that_the_engine_takes(name: str, dtype: str) -> None:
+    blocks = candle_py.Engine.load(GOLDEN / name, dtype=dtype).generator().stats
+    model = Dimensions.of_model(GOLDEN / name, inspect_model(name, GOLDEN / name, "embed", "mean"))
+    assert model.cache_token_bytes(1, weight_bytes(dtype, "cpu")) == blocks["block_bytes"] / 16
+
+
 def test_a_job_that_grows_no_text_keeps_no_cache() -> None:
     load = Load.of_batching(weight_bytes("float32", "cpu"), decide_batching(BatchSpec()))
     assert (load.step_tokens, load.rows, load.row_tokens, load.cache_bytes) == (16_384, 0, 0, 0)

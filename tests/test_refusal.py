@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,27 @@ def test_a_job_whose_workers_start_is_seen_as_running(files: JobFiles, model: Pa
     assert listed == first
     assert (first.job, first.state, first.rows, first.rows_done, first.shards) == ("test", "running", 200, 0, 2)
     assert first.driver is not None
+
+
+def test_a_job_killed_while_its_workers_start_is_told_with_how_to_go_on(files: JobFiles) -> None:
+    files.write_input(sample_table(200))
+    spec, out = str(files.spec_file()), str(files.out())
+    killed = files.run("submit", spec, environment={"CANDELABRA_FAILPOINTS": "plan.before=kill"})
+    assert killed.code == -signal.SIGKILL
+    found = job_status(out)
+    assert find_jobs(str(files.root)) == [found]
+    assert (found.job, found.state, found.rows, found.rows_done, found.shards) == ("test", "not planned", 200, 0, 2)
+    assert (found.driver, found.progress) == (None, None)
+    told = files.run("status", out)
+    assert told.code == 0
+    assert "not planned" in told.stdout
+    assert "`candelabra submit` starts it again" in told.stdout
+    assert "not planned" in files.run("list", str(files.root)).stdout
+    again = files.run("resume", spec)
+    assert again.code == ExitCode.NOT_FOUND
+    assert "starts one" in again.stderr
+    assert files.run("submit", spec).code == 0
+    assert job_status(out).state == "complete"
 
 
 def test_what_another_driver_wrote_meanwhile_stays(files: JobFiles) -> None:

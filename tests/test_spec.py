@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jobs.errors import ExitCode, SpecError, exit_code_of
 from jobs.spec import JobSpec, load_spec, parse_spec
@@ -185,6 +186,39 @@ def test_bytes_beyond_any_machine_are_refused(write, field: str) -> None:  # typ
     assert load_spec(write(GOOD), [f"{field}=1EiB"])
     for size in ("2EiB", "8EiB", "99999999999999999999"):
         assert refused(write(GOOD), f"{field}={size}").startswith(f"command line: {field}: ")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "batch.rows",
+        "batch.cache_bytes",
+        "model.tensor_parallel",
+        "sharding.target_rows",
+        "task.max_tokens",
+        "workers.gpus",
+    ],
+)
+def test_a_number_that_is_too_large_is_told_with_the_greatest(write, field: str) -> None:  # type: ignore[no-untyped-def]
+    greatest = 1 << 60
+    assert load_spec(write(GOOD), [f"{field}={greatest}"])
+    section, name = field.split(".")
+    for number in (greatest + 1, 10**23, 10**3000):
+        told = refused(write(GOOD), f"{field}={number}")
+        assert told.startswith(
+            f"command line: {field}: input should be less than or equal to {greatest}: `{number}"[:90]
+        )
+        data = yaml.safe_load(GOOD)
+        data.setdefault(section, {})[name] = number
+        assert f"less than or equal to {greatest}" in refused(write(yaml.safe_dump(data)))
+
+
+def test_a_seed_may_be_any_number_of_63_bits(write) -> None:  # type: ignore[no-untyped-def]
+    seed = (1 << 63) - 1
+    settings = ["task.kind=generate", f"task.generation.seed={seed}"]
+    assert load_spec(write(GOOD), settings).task.generation.seed == seed
+    settings[1] = f"task.generation.seed={seed + 1}"
+    assert f"less than {seed + 1}" in refused(write(GOOD), *settings)
 
 
 @pytest.mark.parametrize("override", ["nonsense", "=3", "task.=3", "name.x=3"])

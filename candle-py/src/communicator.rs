@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{detached, to_python};
-use crate::inputs::natural;
+use crate::inputs::{Given, natural};
 
 /// A rank of a group of processes over TCP.
 #[pyclass(frozen, module = "candle_py")]
@@ -26,12 +26,13 @@ impl TcpCommunicator {
     #[pyo3(signature = (rank, world, addresses, token, timeout_s))]
     fn new(
         py: Python<'_>,
-        rank: i64,
-        world: i64,
+        rank: Given<i64>,
+        world: Given<i64>,
         addresses: Vec<String>,
         token: &str,
-        timeout_s: f64,
+        timeout_s: Given<f64>,
     ) -> PyResult<Self> {
+        let timeout_s = timeout_s.named(py, "timeout_s")?;
         let timeout = Duration::try_from_secs_f64(timeout_s).map_err(|_| {
             to_python(py, &Error::input(format!("timeout_s must be a number of seconds: `{timeout_s}`")))
         })?;
@@ -73,11 +74,14 @@ pub struct NcclCommunicator {
 impl NcclCommunicator {
     /// Joins the ranks of a group over TCP.
     #[new]
-    #[pyo3(signature = (control, *, device=0, unique_id=None))]
+    #[pyo3(
+        signature = (control, *, device=Given::Held(0), unique_id=None),
+        text_signature = "(control, *, device=0, unique_id=None)"
+    )]
     fn new(
         py: Python<'_>,
         control: &Bound<'_, TcpCommunicator>,
-        device: i64,
+        device: Given<i64>,
         unique_id: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         let device = natural(py, "device", device)?;

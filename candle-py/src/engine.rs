@@ -15,7 +15,8 @@ use crate::arrays::Array;
 use crate::communicator;
 use crate::error::{detached, to_python};
 use crate::generator::Generator;
-use crate::inputs::{natural, numbers, optional_numbers};
+use crate::inputs::{Given, natural, numbers, optional_numbers};
+use crate::process::Home;
 
 /// How long an interrupt may wait for a thread that follows another rank.
 const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
@@ -24,6 +25,14 @@ const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
 #[pyclass(frozen, module = "candle_py")]
 pub struct Engine {
     engine: candle_engine::Engine,
+    home: Home,
+}
+
+impl Engine {
+    /// The engine, for what its threads have a part in.
+    fn here(&self) -> Result<&candle_engine::Engine, Error> {
+        self.home.check().map(|()| &self.engine)
+    }
 }
 
 #[pymethods]
@@ -36,7 +45,7 @@ impl Engine {
         model_dir: PathBuf,
         device: &str,
         dtype: &str,
-        threads: Option<i64>,
+        threads: Option<Given<i64>>,
         cpu: Option<&str>,
         communicator: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -50,7 +59,7 @@ impl Engine {
             communicator: communicator.as_ref().map(communicator::taken).transpose()?,
         };
         let engine = detached(py, || candle_engine::Engine::load(&model_dir, &options))?;
-        Ok(Self { engine })
+        Ok(Self { home: Home::of(&engine), engine })
     }
 
     /// The model's facts and how it runs.
@@ -77,12 +86,13 @@ impl Engine {
         type_ids: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, type_ids)?;
-        Ok(detached(py, || self.engine.hidden_states(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.hidden_states(&batch.ragged()))?.into())
     }
 
     /// One embedding per row, (rows, width).
     #[pyo3(
-        signature = (ids, offsets, *, pooling="auto", normalize=None, dimensions=None, type_ids=None, skip_tokens=0),
+        signature = (ids, offsets, *, pooling="auto", normalize=None, dimensions=None, type_ids=None,
+            skip_tokens=Given::Held(0)),
         text_signature = "($self, ids, offsets, *, pooling='auto', normalize='auto', dimensions=None, type_ids=None, \
                           skip_tokens=0)"
     )]
@@ -94,9 +104,9 @@ impl Engine {
         offsets: &Bound<'_, PyAny>,
         pooling: &str,
         normalize: Option<Bound<'_, PyAny>>,
-        dimensions: Option<i64>,
+        dimensions: Option<Given<i64>>,
         type_ids: Option<&Bound<'_, PyAny>>,
-        skip_tokens: i64,
+        skip_tokens: Given<i64>,
     ) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, type_ids)?;
         let options = EmbedOptions {
@@ -105,7 +115,7 @@ impl Engine {
             dimensions: dimensions.map(|value| natural(py, "dimensions", value)).transpose()?,
             skip_tokens: natural(py, "skip_tokens", skip_tokens)?,
         };
-        Ok(detached(py, || self.engine.embed(&batch.ragged(), &options))?.into())
+        Ok(detached(py, || self.here()?.embed(&batch.ragged(), &options))?.into())
     }
 
     /// The logits of every row, (rows, labels), before any softmax or sigmoid.
@@ -118,33 +128,38 @@ impl Engine {
         type_ids: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, type_ids)?;
-        Ok(detached(py, || self.engine.classify(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.classify(&batch.ragged()))?.into())
     }
 
     /// The logits of every token over the vocabulary, (tokens, vocab_size).
     fn logits(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, None)?;
-        Ok(detached(py, || self.engine.logits(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.logits(&batch.ragged()))?.into())
     }
 
     /// The logarithm of every token's probability after those before it, (tokens, 1).
     fn token_logprobs(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<Array> {
         let batch = Batch::new(ids, offsets, None)?;
-        Ok(detached(py, || self.engine.token_logprobs(&batch.ragged()))?.into())
+        Ok(detached(py, || self.here()?.token_logprobs(&batch.ragged()))?.into())
     }
 
     /// Generates tokens for many requests at a time.
-    #[pyo3(signature = (*, max_rows=64, cache_bytes=None, step_tokens=512, longest_tokens=0, beams=1))]
+    #[pyo3(
+        signature = (*, max_rows=Given::Held(64), cache_bytes=None, step_tokens=Given::Held(512),
+            longest_tokens=Given::Held(0), beams=Given::Held(1)),
+        text_signature = "($self, *, max_rows=64, cache_bytes=None, step_tokens=512, longest_tokens=0, beams=1)"
+    )]
     fn generator(
         &self,
         py: Python<'_>,
-        max_rows: i64,
-        cache_bytes: Option<i64>,
-        step_tokens: i64,
-        longest_tokens: i64,
-        beams: i64,
+        max_rows: Given<i64>,
+        cache_bytes: Option<Given<i64>>,
+        step_tokens: Given<i64>,
+        longest_tokens: Given<i64>,
+        beams: Given<i64>,
     ) -> PyResult<Generator> {
-        Generator::new(py, &self.engine, max_rows, cache_bytes, step_tokens, (longest_tokens, beams))
+        let engine = self.here().map_err(|error| to_python(py, &error))?;
+        Generator::new(py, engine, max_rows, cache_bytes, step_tokens, (longest_tokens, beams))
     }
 
     /// Computes this rank's part of what the engine of rank 0 is asked for, until that is closed.
@@ -152,7 +167,7 @@ impl Engine {
         py.detach(|| {
             let (told, over) = channel();
             std::thread::scope(|scope| {
-                scope.spawn(move || told.send(catching_panics(|| self.engine.follow())));
+                scope.spawn(move || told.send(catching_panics(|| self.here()?.follow())));
                 let mut interrupt = None;
                 loop {
                     match over.recv_timeout(BETWEEN_SIGNALS) {
@@ -178,7 +193,7 @@ impl Engine {
 
     /// Ends the work of all ranks.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        detached(py, || self.engine.close())
+        detached(py, || self.here()?.close())
     }
 
     fn __repr__(&self) -> String {
@@ -199,7 +214,12 @@ pub fn inspect<'py>(py: Python<'py>, model_dir: PathBuf, pooling: &str) -> PyRes
 /// The part of every tensor that a rank loads: None, or the axis, the places on it, and in how many equal blocks of it
 /// these are meant; a whole tensor has no axis.
 #[pyfunction]
-pub fn inspect_rank<'py>(py: Python<'py>, model_dir: PathBuf, rank: i64, world: i64) -> PyResult<Bound<'py, PyDict>> {
+pub fn inspect_rank<'py>(
+    py: Python<'py>,
+    model_dir: PathBuf,
+    rank: Given<i64>,
+    world: Given<i64>,
+) -> PyResult<Bound<'py, PyDict>> {
     let (rank, world) = (natural(py, "rank", rank)?, natural(py, "world", world)?);
     let slices = detached(py, || candle_engine::inspect_rank(&model_dir, rank, world))?;
     let found = PyDict::new(py);

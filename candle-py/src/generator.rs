@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{detached, to_python};
-use crate::inputs::{natural, numbers};
+use crate::inputs::{Given, natural, numbers};
+use crate::process::Home;
 
 /// The cache where the caller names no size.
 const CACHE_BYTES: usize = 1 << 30;
@@ -20,6 +21,7 @@ const CACHE_BYTES: usize = 1 << 30;
 #[pyclass(frozen, module = "candle_py")]
 pub struct Generator {
     state: Mutex<State>,
+    home: Home,
 }
 
 struct State {
@@ -34,10 +36,10 @@ impl Generator {
     pub fn new(
         py: Python<'_>,
         engine: &candle_engine::Engine,
-        max_rows: i64,
-        cache_bytes: Option<i64>,
-        step_tokens: i64,
-        longest: (i64, i64),
+        max_rows: Given<i64>,
+        cache_bytes: Option<Given<i64>>,
+        step_tokens: Given<i64>,
+        longest: (Given<i64>, Given<i64>),
     ) -> PyResult<Self> {
         let cache_bytes = cache_bytes.map(|bytes| natural(py, "cache_bytes", bytes)).transpose()?;
         let limits = Limits {
@@ -50,11 +52,13 @@ impl Generator {
             isa: engine.isa(),
         };
         let generator = detached(py, || generate::Generator::new(engine.session()?, limits))?;
-        Ok(Self { state: Mutex::new(State { generator, constraints: HashMap::new(), untold: Vec::new() }) })
+        let state = State { generator, constraints: HashMap::new(), untold: Vec::new() };
+        Ok(Self { state: Mutex::new(state), home: Home::of(engine) })
     }
 
     /// The state, which nobody waits for: a constraint that asked for it would wait for itself.
     fn lock(&self) -> Result<MutexGuard<'_, State>, Error> {
+        self.home.check()?;
         self.state.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => Error::input("generator is in use by another thread or by its own constraint")
                 .with_hint("call it from one thread at a time"),
@@ -73,8 +77,9 @@ impl Generator {
 impl Generator {
     /// Takes a request.
     #[pyo3(signature = (
-        request_id, ids, *, max_new_tokens, temperature=0.0, top_k=None, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
-        seed=None, stop_ids=Vec::new(), beams=1, length_penalty=1.0, min_new_tokens=0, constraint=None
+        request_id, ids, *, max_new_tokens, temperature=Given::Held(0.0), top_k=None, top_p=Given::Held(1.0),
+        min_p=Given::Held(0.0), repetition_penalty=Given::Held(1.0), seed=None, stop_ids=Vec::new(),
+        beams=Given::Held(1), length_penalty=Given::Held(1.0), min_new_tokens=Given::Held(0), constraint=None
     ), text_signature = "($self, request_id, ids, *, max_new_tokens, temperature=0.0, top_k=None, top_p=1.0, \
         min_p=0.0, repetition_penalty=1.0, seed=0, stop_ids=(), beams=1, length_penalty=1.0, min_new_tokens=0, \
         constraint=None)")]
@@ -84,35 +89,35 @@ impl Generator {
         py: Python<'_>,
         request_id: &Bound<'_, PyAny>,
         ids: &Bound<'_, PyAny>,
-        max_new_tokens: i64,
-        temperature: f32,
-        top_k: Option<i64>,
-        top_p: f32,
-        min_p: f32,
-        repetition_penalty: f32,
+        max_new_tokens: Given<i64>,
+        temperature: Given<f32>,
+        top_k: Option<Given<i64>>,
+        top_p: Given<f32>,
+        min_p: Given<f32>,
+        repetition_penalty: Given<f32>,
         seed: Option<&Bound<'_, PyAny>>,
-        stop_ids: Vec<i64>,
-        beams: i64,
-        length_penalty: f32,
-        min_new_tokens: i64,
+        stop_ids: Vec<Given<i64>>,
+        beams: Given<i64>,
+        length_penalty: Given<f32>,
+        min_new_tokens: Given<i64>,
         constraint: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let id = number("request_id", request_id)?;
-        let stop_id = |id: i64| {
-            u32::try_from(id)
-                .map_err(|_| to_python(py, &Error::input(format!("stop id is outside the vocabulary: `{id}`"))))
+        let stop_id = |id: Given<i64>| {
+            let outside = || to_python(py, &Error::input(format!("stop id is outside the vocabulary: `{id}`")));
+            id.held().and_then(|id| u32::try_from(id).ok()).ok_or_else(outside)
         };
         let params = Params {
             max_new_tokens: natural(py, "max_new_tokens", max_new_tokens)?,
-            temperature,
+            temperature: temperature.named(py, "temperature")?,
             top_k: top_k.map(|top_k| natural(py, "top_k", top_k)).transpose()?,
-            top_p,
-            min_p,
-            repetition_penalty,
+            top_p: top_p.named(py, "top_p")?,
+            min_p: min_p.named(py, "min_p")?,
+            repetition_penalty: repetition_penalty.named(py, "repetition_penalty")?,
             seed: seed.map_or(Ok(0), |seed| number("seed", seed))?,
             stop_ids: stop_ids.into_iter().map(stop_id).collect::<PyResult<_>>()?,
             beams: natural(py, "beams", beams)?,
-            length_penalty,
+            length_penalty: length_penalty.named(py, "length_penalty")?,
             min_new_tokens: natural(py, "min_new_tokens", min_new_tokens)?,
             constrained: constraint.is_some(),
             stream: true,

@@ -3,12 +3,18 @@
 //! Ids are copied, four bytes a token: the forward runs without the GIL, and what another thread might still write to
 //! could not be trusted to stay in range once checked.
 
+use std::fmt::{self, Display, Formatter};
+
 use candle_engine::Error;
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
 use crate::arrow;
 use crate::error::to_python;
+
+/// Digits of a number that a message shows.
+const MOST_DIGITS: usize = 60;
 
 /// The numbers of a one-dimensional uint32 buffer or Arrow array.
 ///
@@ -42,8 +48,62 @@ pub fn optional_numbers(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResul
     value.map(|value| numbers(name, value)).transpose()
 }
 
+/// A number as it was given: one that `T` holds, or the digits of one beyond it.
+pub enum Given<T> {
+    /// It fits.
+    Held(T),
+    /// It does not; long ones are cut.
+    Beyond(String),
+}
+
+impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Given<T> {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        match value.extract::<T>().map_err(Into::into) {
+            Ok(held) => Ok(Self::Held(held)),
+            Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
+                let digits = value.to_string();
+                let is_long = digits.len() > MOST_DIGITS;
+                Ok(Self::Beyond(if is_long { format!("{:.MOST_DIGITS$}...", digits) } else { digits }))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl<T: Copy> Given<T> {
+    /// The number, where it fits.
+    pub fn held(&self) -> Option<T> {
+        if let Self::Held(held) = self { Some(*held) } else { None }
+    }
+
+    /// The number.
+    ///
+    /// # Errors
+    /// `InputError` with this name for one that does not fit.
+    pub fn named(&self, py: Python<'_>, name: &str) -> PyResult<T> {
+        match self {
+            Self::Held(held) => Ok(*held),
+            Self::Beyond(digits) => {
+                Err(to_python(py, &Error::input(format!("{name} does not fit in 64 bits: `{digits}`"))))
+            }
+        }
+    }
+}
+
+impl<T: Display> Display for Given<T> {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Held(held) => held.fmt(formatter),
+            Self::Beyond(digits) => formatter.write_str(digits),
+        }
+    }
+}
+
 /// A whole number that is not negative.
-pub fn natural(py: Python<'_>, name: &str, value: i64) -> PyResult<usize> {
+pub fn natural(py: Python<'_>, name: &str, value: Given<i64>) -> PyResult<usize> {
+    let value = value.named(py, name)?;
     usize::try_from(value).map_err(|_| to_python(py, &Error::input(format!("{name} must not be negative: `{value}`"))))
 }
 

@@ -8,6 +8,7 @@ mod error;
 mod generator;
 mod gguf;
 mod inputs;
+mod process;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -64,9 +64,11 @@ impl Sizes {
         if !self.fits(world) {
             let fitting: Vec<String> =
                 (1..=heads).filter(|world| self.fits(*world)).map(|world| world.to_string()).collect();
+            let counted = |count, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
             return Err(Error::input(format!(
-                "model of {heads} heads, {kv_heads} key/value heads and intermediate size {intermediate_size} cannot be \
-                 split over so many ranks: `{world}`"
+                "model of {}, {} and intermediate size {intermediate_size} cannot be split over so many ranks: `{world}`",
+                counted(heads, "head"),
+                counted(kv_heads, "key/value head"),
             ))
             .with_hint(format!("it can be split over: {}", fitting.join(", "))));
         }
@@ -127,7 +129,16 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use super::Shard;
+    use super::{Shard, Sizes};
+
+    #[test]
+    fn one_head_is_told_in_the_singular() {
+        let sizes = Sizes { heads: 4, kv_heads: 1, head_dim: 8, intermediate_size: 64, vocab_size: 9 };
+        for (sizes, text) in [(sizes, "4 heads, 1 key/value head"), (Sizes { heads: 1, ..sizes }, "1 head, 1 key")] {
+            let told = sizes.split(3).map(|_| ()).unwrap_err().to_string();
+            assert!(told.starts_with(&format!("model of {text}")), "{told}");
+        }
+    }
 
     #[test]
     fn shares_cover_everything_once() {

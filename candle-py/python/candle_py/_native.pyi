@@ -61,6 +61,9 @@ class Engine:
 
     Batches are ragged: `ids` holds the token ids of all rows one after the other, `offsets` where each row begins and
     where the last ends (`offsets[0] == 0`, `offsets[-1] == len(ids)`, rows + 1 entries, no empty row).
+
+    After `os.fork()` the child has none of an engine's threads: all calls but `info` raise InputError there, unless the
+    engine is of one thread on the CPU. Load it in the child.
     """
 
     @staticmethod
