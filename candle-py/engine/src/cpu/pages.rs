@@ -16,33 +16,67 @@ pub const PAGE_TOKENS: usize = 16;
 pub enum PageNumbers {
     /// As they are.
     Float32,
-    /// Rounded to float16: half the memory to read. What is beyond its range, 65504, becomes infinite.
+    /// Rounded to float16: half the memory to read. A token with a number beyond its range, 65504, counts as one without a
+    /// number.
     Float16,
+}
+
+impl PageNumbers {
+    /// What the magnitude of a number must be below.
+    fn limit(self) -> f32 {
+        match self {
+            PageNumbers::Float32 => f32::INFINITY,
+            // From here on the nearest float16 is infinite.
+            PageNumbers::Float16 => 65520.0,
+        }
+    }
 }
 
 /// A number in a page.
 pub(super) trait Number: Pod {
+    /// No number.
+    const NAN: Self;
+
     /// All lanes of a register.
     ///
     /// # Safety
     /// `from` is readable for `LANES` numbers.
     unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V;
+    /// Stores all lanes.
+    ///
+    /// # Safety
+    /// `to` is writable for `LANES` numbers.
+    unsafe fn store<S: Simd>(s: S, v: S::V, to: *mut Self);
 }
 
 impl Number for f32 {
+    const NAN: f32 = f32::NAN;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::V {
         // SAFETY: as the caller says.
         unsafe { s.load(from) }
     }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, v: S::V, to: *mut f32) {
+        // SAFETY: as the caller says.
+        unsafe { s.store(v, to) };
+    }
 }
 
 /// The bits of a float16.
 impl Number for u16 {
+    const NAN: u16 = 0x7e00;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const u16) -> S::V {
         // SAFETY: as the caller says.
         unsafe { s.load_halves(from) }
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, v: S::V, to: *mut u16) {
+        // SAFETY: as the caller says.
+        unsafe { s.store_halves(v, to) };
     }
 }
 
@@ -94,38 +128,49 @@ impl Op for WriteToken<'_> {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S) {
         let WriteToken { shape, page, token, keys, values } = self;
-        let (dim, width) = (shape.head_dim, shape.value_width());
-        let heads = keys.chunks_exact(dim).zip(values.chunks_exact(dim));
+        let heads = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
         for (page, (keys, values)) in page.chunks_exact_mut(shape.head_bytes()).zip(heads) {
             match shape.numbers {
-                PageNumbers::Float32 => {
-                    let (columns, rows) = cast_slice_mut(page).split_at_mut(PAGE_TOKENS * dim);
-                    put_column(columns, token, keys);
-                    rows[token * width..][..dim].copy_from_slice(values);
-                }
-                PageNumbers::Float16 => {
-                    let (columns, rows) = cast_slice_mut(page).split_at_mut(PAGE_TOKENS * dim);
-                    each_register!(S, dim, |i, lanes| {
-                        let mut halves = [0_u16; MOST_LANES];
-                        // SAFETY: `lanes` keys are left, and the array is a register long at least.
-                        unsafe { s.store_halves(s.load_first(keys.as_ptr().add(i), lanes, 0.0), halves.as_mut_ptr()) };
-                        put_column(&mut columns[i * PAGE_TOKENS..], token, &halves[..lanes]);
-                    });
-                    let row = rows[token * width..][..width].as_mut_ptr();
-                    each_register!(S, dim, |i, lanes| {
-                        // SAFETY: `lanes` values are left, and the row is whole registers wide.
-                        unsafe { s.store_halves(s.load_first(values.as_ptr().add(i), lanes, 0.0), row.add(i)) };
-                    });
-                }
+                PageNumbers::Float32 => write_head::<S, f32>(s, shape, cast_slice_mut(page), token, keys, values),
+                PageNumbers::Float16 => write_head::<S, u16>(s, shape, cast_slice_mut(page), token, keys, values),
             }
         }
     }
 }
 
-/// One token's keys, from the first row of `columns` on.
+/// Writes one head of a token. Where some of its numbers are none, or beyond the page's, its keys become NaN and its values zero:
+/// who sees the token gets NaN, and who does not, but is worked on together with those who do, gets what it would without it, for
+/// zero times a number is zero, and zero times NaN is not.
 #[inline(always)]
-fn put_column<N: Number>(columns: &mut [N], token: usize, keys: &[N]) {
-    columns.iter_mut().skip(token).step_by(PAGE_TOKENS).zip(keys).for_each(|(to, key)| *to = *key);
+fn write_head<S: Simd, N: Number>(s: S, shape: PageShape, page: &mut [N], token: usize, keys: &[f32], values: &[f32]) {
+    let width = shape.value_width();
+    let (columns, rows) = page.split_at_mut(PAGE_TOKENS * shape.head_dim);
+    let row = &mut rows[token * width..][..width];
+    let mut greatest = s.splat(0.0);
+    for numbers in [keys, values] {
+        each_register!(S, numbers.len(), |i, lanes| {
+            // SAFETY: `lanes` numbers are left.
+            greatest = s.greater_magnitude(greatest, unsafe { s.load_first(numbers.as_ptr().add(i), lanes, 0.0) });
+        });
+    }
+    let greatest = s.greatest_magnitude(greatest);
+    if greatest.is_nan() || greatest >= shape.numbers.limit() {
+        columns.iter_mut().skip(token).step_by(PAGE_TOKENS).for_each(|key| *key = N::NAN);
+        row.fill(N::zeroed());
+        return;
+    }
+    each_register!(S, keys.len(), |i, lanes| {
+        let mut register = [N::zeroed(); MOST_LANES];
+        // SAFETY: `lanes` keys are left, and the array is a register long at least.
+        unsafe { N::store(s, s.load_first(keys.as_ptr().add(i), lanes, 0.0), register.as_mut_ptr()) };
+        let places = columns[i * PAGE_TOKENS..].iter_mut().skip(token).step_by(PAGE_TOKENS);
+        places.zip(&register[..lanes]).for_each(|(to, key)| *to = *key);
+    });
+    let row = row.as_mut_ptr();
+    each_register!(S, values.len(), |i, lanes| {
+        // SAFETY: `lanes` values are left, and the row is whole registers wide.
+        unsafe { N::store(s, s.load_first(values.as_ptr().add(i), lanes, 0.0), row.add(i)) };
+    });
 }
 
 /// One layer's pages. Room is reserved for all, but memory is taken only as pages are written: a mapping of their own, whose
