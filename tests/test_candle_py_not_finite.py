@@ -1,4 +1,4 @@
-"""Numbers that are none, or beyond float16, in one request's keys and values: it fails, its neighbours do not notice."""
+"""Numbers that are none, or beyond float16, in the keys of one request: it fails, and its neighbours do not notice."""
 
 from __future__ import annotations
 
