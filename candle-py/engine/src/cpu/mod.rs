@@ -46,10 +46,9 @@ pub use attention_paged::PagedAttentionArgs;
 pub use int8_rows::{QuantizedPart, QuantizedRows};
 pub use isa::{BytePath, Isa};
 pub use linear::Epilogue;
-pub(crate) use reduce::LEAST_EXPONENT;
-
 pub use pack::{PackedMatrix, Storage, bfloat16_bits};
 pub use pages::{PAGE_TOKENS, PageNumbers, PageShape, Pages, PagesView, SharedPages};
+pub(crate) use reduce::LEAST_EXPONENT;
 
 use std::ops::Range;
 
